@@ -1,0 +1,43 @@
+# spolia_module(NAME USES LIB...): the room spolia/NAME as the library spolia_NAME.
+# Files ending in _test.cc become the test binary NAME_test, those in _bench.cc the binary NAME_bench.
+if(SPOLIA_TESTS)
+  enable_testing()
+  include(GoogleTest)
+endif()
+
+function(spolia_test name)
+  cmake_parse_arguments(ARG "" "LABEL" "SOURCES;USES" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_USES} GTest::gtest_main Spolia::rapidcheck)
+  target_compile_definitions(${name} PRIVATE SPOLIA_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data")
+  # Tests whose name says Slow run under `./run test --slow` only.
+  gtest_discover_tests(${name} TEST_PREFIX ${name}/ TEST_FILTER "-*Slow*" DISCOVERY_TIMEOUT 60
+                       PROPERTIES TIMEOUT 600)
+  gtest_discover_tests(${name} TEST_PREFIX ${name}/ TEST_FILTER "*Slow*" DISCOVERY_TIMEOUT 60
+                       TEST_LIST ${name}_slow PROPERTIES TIMEOUT 3600 LABELS slow)
+endfunction()
+
+function(spolia_module name)
+  cmake_parse_arguments(ARG "" "" "USES" ${ARGN})
+  set(dir ${PROJECT_SOURCE_DIR}/spolia/${name})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
+  file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
+  file(GLOB_RECURSE benches CONFIGURE_DEPENDS ${dir}/*_bench.cc)
+  list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
+  if(sources)
+    add_library(spolia_${name} STATIC ${sources})
+    set(scope PUBLIC)
+  else()
+    add_library(spolia_${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_include_directories(spolia_${name} ${scope} ${PROJECT_SOURCE_DIR})
+  target_link_libraries(spolia_${name} ${scope} ${ARG_USES})
+  if(SPOLIA_TESTS AND tests)
+    spolia_test(${name}_test SOURCES ${tests} USES spolia_${name})
+  endif()
+  if(SPOLIA_BENCH AND benches)
+    add_executable(${name}_bench ${benches})
+    target_link_libraries(${name}_bench PRIVATE spolia_${name} benchmark::benchmark_main)
+  endif()
+endfunction()

@@ -1,0 +1,30 @@
+// What an operation did, handed back to its caller; and the sinks it tells while it runs. The library never
+// prints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace spolia {
+
+/// Seconds, bytes and counts of one finished operation.
+struct Report {
+  std::map<std::string, double> seconds;  // a phase ("plan", "transfer", "sync", ...) -> wall seconds
+  int64_t bytes_read = 0;                 // from the source's files
+  int64_t bytes_reread = 0;               // of those, bytes read more than once because the budget forced it
+  int64_t bytes_written = 0;
+  int64_t tensors = 0;
+  int64_t crcs_checked = 0;        // payloads whose stored checksum was compared
+  int64_t crcs_absent = 0;         // payloads that carry no checksum
+  int64_t buffer_bytes = 0;        // what the executor's buffers held at most
+  std::vector<std::string> notes;  // things a person should know: values left out, names skipped
+};
+
+/// Called now and then, from any one thread at a time, with the bytes done and the bytes to do.
+using ProgressSink = std::function<void(int64_t done, int64_t total)>;
+
+}  // namespace spolia

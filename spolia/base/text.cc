@@ -1,0 +1,125 @@
+#include "spolia/base/text.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "spolia/base/checked.h"
+#include "spolia/base/error.h"
+
+namespace spolia {
+namespace {
+
+/// The length of the valid UTF-8 sequence at the front of `text`, or 0.
+size_t utf8_sequence(std::string_view text) {
+  auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC2 ? 2 : 0;
+  if (length == 0 || lead > 0xF4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return 0;
+  }
+  if (lead == 0xE0 && byte(1) < 0xA0) return 0;  // overlong
+  if (lead == 0xED && byte(1) > 0x9F) return 0;  // a surrogate
+  if (lead == 0xF0 && byte(1) < 0x90) return 0;  // overlong
+  if (lead == 0xF4 && byte(1) > 0x8F) return 0;  // beyond U+10FFFF
+  return length;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    size_t length = utf8_sequence(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+std::string quote(std::string_view name) {
+  constexpr size_t kShown = 200;
+  std::string out = "\"";
+  size_t total = name.size();
+  while (!name.empty() && total - name.size() < kShown) {
+    size_t length = utf8_sequence(name);
+    char c = name[0];
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (length == 0 || static_cast<unsigned char>(c) < 0x20 || c == 0x7f ||
+               (length == 2 && c == '\xC2' && static_cast<unsigned char>(name[1]) < 0xA0)) {  // C1 controls
+      length = 1;
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      out += name.substr(0, length);
+    }
+    name.remove_prefix(std::max<size_t>(length, 1));
+  }
+  out += '"';
+  if (!name.empty()) out += fmt::format(" ({} bytes long)", total);
+  return out;
+}
+
+std::string human_bytes(int64_t bytes) {
+  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (value /= 1024; value >= 1023.95 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+int64_t parse_bytes(std::string_view text) {
+  double value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  double scale = -1;
+  if (unit.empty() || unit == "B") scale = 1;
+  constexpr std::string_view kPrefixes = "KMGT";
+  if (scale < 0 && !unit.empty()) {
+    char upper = unit[0] >= 'a' ? static_cast<char>(unit[0] - 'a' + 'A') : unit[0];
+    size_t power = kPrefixes.find(upper);
+    std::string_view rest = unit.substr(1);
+    if (power != std::string_view::npos && (rest.empty() || rest == "iB")) {
+      scale = std::pow(1024.0, static_cast<double>(power) + 1);
+    } else if (power != std::string_view::npos && rest == "B") {
+      scale = std::pow(1000.0, static_cast<double>(power) + 1);
+    }
+  }
+  double bytes = value * scale;
+  if (error != std::errc() || scale < 0 || !(value >= 0) || !(bytes < 9.2e18)) {
+    throw InvalidArgumentError("{} is not a byte count; write one like 1048576, 64MiB or 5GB", quote(text));
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+bool glob_match(std::string_view pattern, std::string_view text) {
+  size_t p = 0, t = 0, star = std::string_view::npos, retry = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {  // before the literal test: a '*' in the text is no star
+      star = p++;
+      retry = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace spolia

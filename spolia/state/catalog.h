@@ -1,0 +1,76 @@
+// The catalog: what a checkpoint holds and where every byte of it lies, whatever its format.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "spolia/layout/box.h"
+#include "spolia/state/value.h"
+#include "spolia/tensor/dtype.h"
+
+namespace spolia {
+
+/// A range of bytes in one of the catalog's files.
+struct Extent {
+  uint32_t file = 0;  // an index into Catalog::files
+  int64_t offset = 0;
+  int64_t length = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+/// One step from a nested state dict to a value: a dict's key or a list's index.
+using PathKey = std::variant<std::string, int64_t>;
+using KeyPath = std::vector<PathKey>;
+
+enum class MemoryFormat : uint8_t { kContiguous, kChannelsLast, kPreserve };
+
+/// A tensor, whole or in chunks. Chunks tile the shape exactly in a sound checkpoint (`verify` proves it);
+/// empty shards may be recorded as empty boxes; a replica saved twice is recorded twice.
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  BoxList boxes;                // a chunk's place in the global shape
+  std::vector<Extent> extents;  // where that chunk is stored; for items in a container, the container's item
+  bool requires_grad = false;
+  MemoryFormat memory_format = MemoryFormat::kContiguous;
+  KeyPath path;  // where the format records it; else empty
+
+  size_t chunks() const { return extents.size(); }
+  int64_t bytes() const { return byte_size(dtype, shape); }
+};
+
+/// A value that is not a tensor. Where `extent` is set the value lies in a file and Source::value() reads it.
+struct ValueEntry {
+  std::string name;
+  std::optional<Extent> extent;
+  Value value;
+  KeyPath path;
+};
+
+struct Catalog {
+  std::string format;          // "dcp", "torch.save", "rank files", "safetensors", "dcp safetensors", ...
+  std::filesystem::path root;  // the folder that `files` are relative to
+  std::vector<std::string> files;
+  std::vector<TensorEntry> tensors;  // sorted by name (bytes), names unique
+  std::vector<ValueEntry> values;    // likewise; no name is both
+  std::vector<std::string> notes;  // oddities that do not hinder: unknown classes, versions, files of no use
+
+  const TensorEntry* find_tensor(std::string_view name) const;
+  const ValueEntry* find_value(std::string_view name) const;
+  /// A file's path for messages and opening.
+  std::filesystem::path path_of(uint32_t file) const { return root / files[file]; }
+};
+
+/// Puts tensors and values in order of their names. CorruptError where a name occurs twice, naming it.
+void sort_entries(Catalog& catalog);
+
+/// "model.layers.0" for ("model", "layers", 0).
+std::string joined(const KeyPath& path);
+
+}  // namespace spolia
