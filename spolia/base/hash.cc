@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 #include <isa-l/crc.h>
 #include <openssl/evp.h>
-#include <xxhash.h>
 #include <zlib.h>
+
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // xxhash.h, with each call going to the widest registers this processor has
+#else
+#include <xxhash.h>
+#endif
 
 #include "spolia/base/error.h"
 

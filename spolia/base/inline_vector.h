@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <limits>
 #include <span>
+#include <stdexcept>
 #include <type_traits>
 
 namespace spolia {
 
-/// Like std::vector<T> for trivially copyable T; no allocation up to N elements. Not thread-safe.
+/// Like std::vector<T> for trivially copyable T; no allocation up to N elements; a contiguous range, so that
+/// it becomes a span by itself. Not thread-safe.
 template <class T, size_t N>
 class InlineVector {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -20,16 +23,17 @@ class InlineVector {
   using value_type = T;
   using iterator = T*;
   using const_iterator = const T*;
+  static constexpr size_t kMaxSize = std::numeric_limits<uint32_t>::max();
 
   InlineVector() {}
-  explicit InlineVector(size_t count, T value = T()) { resize(count, value); }
-  InlineVector(std::initializer_list<T> values) { assign(values.begin(), values.end()); }
-  explicit InlineVector(std::span<const T> values) { assign(values.begin(), values.end()); }
+  explicit InlineVector(size_t count, T value = T()) : InlineVector() { resize(count, value); }
+  InlineVector(std::initializer_list<T> values) : InlineVector(values.begin(), values.end()) {}
+  explicit InlineVector(std::span<const T> values) : InlineVector(values.begin(), values.end()) {}
   template <std::input_iterator It>
-  InlineVector(It first, It last) {
+  InlineVector(It first, It last) : InlineVector() {  // delegates, so that what is held goes if more throws
     assign(first, last);
   }
-  InlineVector(const InlineVector& other) { assign(other.begin(), other.end()); }
+  InlineVector(const InlineVector& other) : InlineVector(other.begin(), other.end()) {}
   InlineVector(InlineVector&& other) noexcept { steal(other); }
   InlineVector& operator=(const InlineVector& other) {
     if (this != &other) assign(other.begin(), other.end());
@@ -58,7 +62,6 @@ class InlineVector {
   const T& front() const { return data()[0]; }
   T& back() { return data()[size_ - 1]; }
   const T& back() const { return data()[size_ - 1]; }
-  operator std::span<const T>() const { return {data(), size_}; }
 
   void clear() { size_ = 0; }
   void push_back(T value) {
@@ -90,7 +93,8 @@ class InlineVector {
   }
   void reserve(size_t count) {
     if (count <= capacity_) return;
-    size_t grown = std::max(count, size_t{capacity_} * 2);
+    if (count > kMaxSize) throw std::length_error("an InlineVector holds fewer than 2^32 elements");
+    size_t grown = std::clamp(size_t{capacity_} * 2, count, kMaxSize);
     T* fresh = new T[grown];
     std::copy(begin(), end(), fresh);
     release();

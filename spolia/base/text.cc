@@ -1,8 +1,9 @@
 #include "spolia/base/text.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
-#include <cmath>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -27,6 +28,18 @@ size_t utf8_sequence(std::string_view text) {
   if (lead == 0xF0 && byte(1) < 0x90) return 0;  // overlong
   if (lead == 0xF4 && byte(1) > 0x8F) return 0;  // beyond U+10FFFF
   return length;
+}
+
+/// "" and "B" are 1, "k" and "KiB" 1024, "KB" 1000, and so on; nothing for other text.
+std::optional<int64_t> bytes_of_unit(std::string_view unit) {
+  if (unit.empty() || unit == "B") return 1;
+  constexpr std::string_view kPrefixes = "KMGT", kLower = "kmgt";
+  size_t power = std::min(kPrefixes.find(unit[0]), kLower.find(unit[0]));
+  std::string_view rest = unit.substr(1);
+  if (power == std::string_view::npos || !(rest.empty() || rest == "iB" || rest == "B")) return std::nullopt;
+  int64_t scale = 1;
+  for (size_t i = 0; i <= power; ++i) scale *= rest == "B" ? 1000 : 1024;
+  return scale;
 }
 
 }  // namespace
@@ -78,28 +91,31 @@ std::string human_bytes(int64_t bytes) {
 }
 
 int64_t parse_bytes(std::string_view text) {
+  const char* last = text.data() + text.size();
+  int64_t whole = 0;
+  auto [end, error] = std::from_chars(text.data(), last, whole);
+  bool has_fraction = error == std::errc() && end != last && *end == '.';
   double value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
-  double scale = -1;
-  if (unit.empty() || unit == "B") scale = 1;
-  constexpr std::string_view kPrefixes = "KMGT";
-  if (scale < 0 && !unit.empty()) {
-    char upper = unit[0] >= 'a' ? static_cast<char>(unit[0] - 'a' + 'A') : unit[0];
-    size_t power = kPrefixes.find(upper);
-    std::string_view rest = unit.substr(1);
-    if (power != std::string_view::npos && (rest.empty() || rest == "iB")) {
-      scale = std::pow(1024.0, static_cast<double>(power) + 1);
-    } else if (power != std::string_view::npos && rest == "B") {
-      scale = std::pow(1000.0, static_cast<double>(power) + 1);
-    }
+  if (has_fraction) {
+    auto parsed = std::from_chars(text.data(), last, value, std::chars_format::fixed);
+    end = parsed.ptr;
+    error = parsed.ec;
   }
-  double bytes = value * scale;
-  if (error != std::errc() || scale < 0 || !(value >= 0) || !(bytes < 9.2e18)) {
+  std::string_view unit(end, last);
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+
+  std::optional<int64_t> scale = bytes_of_unit(unit), bytes;
+  if (error == std::errc() && whole >= 0 && text[0] != '-' && scale) {
+    double product = value * static_cast<double>(*scale);
+    if (!has_fraction)
+      bytes = try_mul(whole, *scale);  // exact
+    else if (product < 9.2e18)
+      bytes = static_cast<int64_t>(product);
+  }
+  if (!bytes) {
     throw InvalidArgumentError("{} is not a byte count; write one like 1048576, 64MiB or 5GB", quote(text));
   }
-  return static_cast<int64_t>(bytes);
+  return *bytes;
 }
 
 bool glob_match(std::string_view pattern, std::string_view text) {

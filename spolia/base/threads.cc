@@ -1,13 +1,14 @@
 #include "spolia/base/threads.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
-
-#include <sched.h>
 
 namespace spolia {
 
@@ -39,7 +40,10 @@ void parallel_for(size_t threads, size_t items, const std::function<void(size_t,
 
   {
     std::vector<std::jthread> others;
-    for (size_t worker = 1; worker < std::min(threads, items); ++worker) others.emplace_back(work, worker);
+    try {
+      for (size_t worker = 1; worker < std::min(threads, items); ++worker) others.emplace_back(work, worker);
+    } catch (const std::system_error&) {  // no more threads to be had: those there are do the work
+    }
     work(0);
   }
   if (error) std::rethrow_exception(error);

@@ -22,7 +22,9 @@ int64_t numel(std::span<const int64_t> sizes) {
 
 Dims row_major_strides(std::span<const int64_t> sizes) {
   Dims strides(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  for (size_t d = sizes.size(); d-- > 1;) {
+    strides[d - 1] = checked_mul(strides[d], std::max<int64_t>(sizes[d], 1), "a stride");
+  }
   return strides;
 }
 

@@ -15,7 +15,8 @@ using Dims = InlineVector<int64_t, 5>;
 /// The number of elements, 1 for 0-d. CorruptError where a size is negative or the product overflows.
 int64_t numel(std::span<const int64_t> sizes);
 
-/// Row-major strides, in elements. The sizes' product must not overflow.
+/// Row-major strides, in elements; sizes of 0 count as 1. CorruptError where a stride overflows, as it may
+/// even where there are no elements.
 Dims row_major_strides(std::span<const int64_t> sizes);
 
 /// "2x3"; "scalar" for 0-d.
