@@ -37,6 +37,20 @@ void sort_entries(Catalog& catalog) {
   }
 }
 
+Dims addressable_shape(DType dtype, std::span<const int64_t> shape) {
+  return is_sub_byte(dtype) ? Dims{byte_size(dtype, shape)} : Dims(shape);
+}
+
+Box addressable_box(const TensorEntry& tensor, size_t chunk) {
+  if (!is_sub_byte(tensor.dtype)) return tensor.boxes[chunk];
+  if (tensor.chunks() != 1 || tensor.boxes[0] != whole(tensor.shape)) {
+    throw UnsupportedError(
+        "tensor {} is cut into chunks, but elements of {} are finer than a byte; only whole ones can be read",
+        quote(tensor.name), name_of(tensor.dtype));
+  }
+  return whole(addressable_shape(tensor.dtype, tensor.shape));
+}
+
 std::string joined(const KeyPath& path) {
   std::string out;
   for (const PathKey& key : path) {

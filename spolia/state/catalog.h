@@ -45,6 +45,13 @@ struct TensorEntry {
   int64_t bytes() const { return byte_size(dtype, shape); }
 };
 
+/// The shape by which a tensor's bytes are addressed: its own, or, where elements are finer than a byte, the
+/// number of its bytes.
+Dims addressable_shape(DType dtype, std::span<const int64_t> shape);
+
+/// The same for a chunk's box. A sub-byte tensor has one chunk, the whole.
+Box addressable_box(const TensorEntry& tensor, size_t chunk);
+
 /// A value that is not a tensor. Where `extent` is set the value lies in a file and Source::value() reads it.
 struct ValueEntry {
   std::string name;

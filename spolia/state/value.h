@@ -8,11 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 namespace spolia {
 
@@ -67,19 +68,23 @@ class Value {
   }
   const Record* record() const;  // or nullptr
 
-  /// Python's type name: "int", "str", "tuple", or a record's class without its module.
+  /// Python's type name: "int", "str", "tuple", "dtype" for torch.float32 and its like, "type" for any other
+  /// global, or a record's class without its module.
   std::string python_type() const;
 
-  /// Whether Python's json module would take the value: None, bool, int, float, str, lists and tuples of
-  /// such, and dicts with keys of those plain types.
+  /// Whether Python's json module would take the value: None, bool, int, float, str (if it is UTF-8), lists
+  /// and tuples of such, and dicts with keys of those plain types.
   bool is_json() const;
-  /// The JSON form (tuples as lists, int keys as text). Precondition: is_json(). NaN and infinities become
-  /// the strings "NaN", "Infinity", "-Infinity": JSON has no such numbers.
+  /// The JSON form (tuples as lists, keys as text). Precondition: is_json(). What JSON has no numbers for
+  /// becomes a string: "NaN", "Infinity", "-Infinity", and integers that fit neither 64 signed nor 64
+  /// unsigned bits, in decimal.
   nlohmann::ordered_json to_json() const;
 
-  /// A short, one-line picture for people, at most about `limit` bytes: Namespace(lr=0.1, ...).
+  /// A short, one-line picture for people, at most about `limit` bytes: Namespace(lr=0.1, ...). Holds nothing
+  /// that could harm a terminal.
   std::string text(size_t limit = 120) const;
 
+  /// Equal types and contents, dicts and sets in the same order. A NaN equals a NaN.
   friend bool operator==(const Value& a, const Value& b);
 
  private:

@@ -1,0 +1,178 @@
+#include "spolia/plan/transfer_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "spolia/base/checked.h"
+#include "spolia/base/text.h"
+#include "spolia/layout/coverage.h"
+#include "spolia/state/tiling.h"
+
+namespace spolia {
+namespace {
+
+void check_copy(const RegionCopy& copy, const TensorEntry& from, const TensorEntry& to) {
+  const Dims from_shape = addressable_shape(from.dtype, from.shape);
+  const Dims to_shape = addressable_shape(to.dtype, to.shape);
+  const Box &source = copy.source_box, &target = copy.target_box;
+  if (!fits(source.offsets, source.sizes, from_shape)) {
+    throw InvalidArgumentError("the box {} lies outside of tensor {} of shape {}", box_text(source),
+                               quote(from.name), list_text(from_shape));
+  }
+  bool same_sizes =
+      source.ndim() == target.ndim() && (copy.permute.empty() || copy.permute.size() == target.ndim());
+  for (size_t d = 0; same_sizes && d < target.ndim(); ++d) {
+    size_t from_dim = copy.permute.empty() ? d : static_cast<size_t>(copy.permute[d]);
+    same_sizes = from_dim < source.ndim() && source.sizes[from_dim] == target.sizes[d];
+  }
+  if (!same_sizes) {
+    throw InvalidArgumentError(
+        "the box {} of tensor {} cannot become the box {} of tensor {}: their sizes differ", box_text(source),
+        quote(from.name), box_text(target), quote(to.name));
+  }
+  bool castable = info(from.dtype).kind == DTypeKind::kFloat && info(to.dtype).kind == DTypeKind::kFloat;
+  if (from.dtype != to.dtype && !castable) {
+    throw UnsupportedError("tensor {} cannot be cast from {} to {}; only floating-point types are cast",
+                           quote(from.name), name_of(from.dtype), name_of(to.dtype));
+  }
+}
+
+void check_covered(const Catalog& source, const Catalog& target, const TransferPlan& plan) {
+  std::set<size_t> used;
+  for (const RegionCopy& copy : plan.copies) used.insert(copy.source);
+  for (size_t tensor : used) require_tiled(source.tensors[tensor]);
+  for (size_t t = 0; t < target.tensors.size(); ++t) {
+    const TensorEntry& tensor = target.tensors[t];
+    const Dims shape = addressable_shape(tensor.dtype, tensor.shape);
+    BoxList boxes(shape.size());
+    for (const RegionCopy& copy : plan.copies_of(t)) boxes.add(copy.target_box);
+    if (const Coverage coverage = check_coverage(boxes, shape); coverage.fault) {
+      throw InvalidArgumentError("tensor {} would not be filled exactly: {}", quote(tensor.name),
+                                 fault_text(*coverage.fault, shape));
+    }
+  }
+}
+
+/// Appends the tiles' regions, tensor by tensor. A tensor that must be cut has its tiles to itself; small
+/// ones share.
+void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const size_t> order) {
+  int64_t used = 0;  // bytes of the tile being filled
+  auto close_tile = [&] {
+    if (used > 0) plan.first_region.push_back(plan.regions.size());
+    used = 0;
+  };
+  plan.first_region.push_back(0);
+  for (size_t t : order) {
+    const TensorEntry& tensor = target.tensors[t];
+    const int64_t width = element_bytes(tensor.dtype);
+    const Box all = whole(addressable_shape(tensor.dtype, tensor.shape));
+    if (all.empty()) continue;
+    std::vector<Box> boxes = split_row_major(all, plan.tile_bytes / width);
+    if (boxes.size() > 1) close_tile();
+    for (Box& box : boxes) {
+      const int64_t bytes = box.numel() * width;
+      if (used + bytes > plan.tile_bytes) close_tile();
+      plan.regions.push_back({t, std::move(box), used});
+      used +=
+          bytes;  // without gaps: neighbours in a buffer that are neighbours in a file are written at once
+    }
+    if (boxes.size() > 1) close_tile();
+  }
+  close_tile();
+}
+
+std::string made_of(const TransferPlan& plan, const Catalog& source, const Catalog& target, size_t t) {
+  std::string text;
+  for (const RegionCopy& copy : plan.copies_of(t)) {
+    const TensorEntry& from = source.tensors[copy.source];
+    text += fmt::format("{}{} ({} chunk{})", text.empty() ? "" : " + ", from.name, from.chunks(),
+                        from.chunks() == 1 ? "" : "s");
+    if (from.dtype != target.tensors[t].dtype) text += fmt::format(" cast from {}", name_of(from.dtype));
+  }
+  return text;
+}
+
+}  // namespace
+
+RegionCopy copy_whole(const Catalog& sources, size_t source, size_t target) {
+  const TensorEntry& tensor = sources.tensors[source];
+  Box box = whole(addressable_shape(tensor.dtype, tensor.shape));
+  return {source, target, box, box, {}};
+}
+
+size_t threads_within(int64_t memory, size_t wanted) {
+  // Each thread has a tile and scratch; under a mebibyte each, threads cost more than they bring.
+  constexpr int64_t kLeastPerThread = int64_t{2} << 20;
+  return std::clamp<size_t>(static_cast<size_t>(memory / kLeastPerThread), 1, std::max<size_t>(wanted, 1));
+}
+
+TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::vector<RegionCopy> copies,
+                           std::span<const size_t> order, const PlanOptions& options) {
+  if (options.memory < kLeastMemory) {
+    throw InvalidArgumentError("a memory budget of {} is too small; give {} or more",
+                               human_bytes(options.memory), human_bytes(kLeastMemory));
+  }
+  TransferPlan plan;
+  plan.threads = threads_within(options.memory, options.threads);
+  // Half of a thread's share is for the tile, half for scratch; a quarter of the budget stays free for what
+  // reading needs besides: decoders' windows, opened items.
+  const int64_t share = options.memory / 4 * 3 / static_cast<int64_t>(plan.threads);
+  plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, share / 2 / 4096 * 4096);
+
+  std::ranges::stable_sort(copies, {}, &RegionCopy::target);
+  plan.copies = std::move(copies);
+  plan.first_copy.assign(target.tensors.size() + 1, 0);
+  for (const RegionCopy& copy : plan.copies) {
+    const TensorEntry &from = source.tensors[copy.source], &to = target.tensors[copy.target];
+    check_copy(copy, from, to);
+    ++plan.first_copy[copy.target + 1];
+    plan.cost.bytes_read += copy.source_box.numel() * element_bytes(from.dtype);
+  }
+  for (size_t t = 0; t < target.tensors.size(); ++t) plan.first_copy[t + 1] += plan.first_copy[t];
+  check_covered(source, target, plan);
+
+  cut_into_tiles(plan, target, order);
+  plan.cost.tensors = static_cast<int64_t>(order.size());
+  for (size_t t : order) plan.cost.bytes_written += target.tensors[t].bytes();
+  plan.cost.buffer_bytes = (plan.tile_bytes + plan.scratch_bytes) * static_cast<int64_t>(plan.threads);
+  return plan;
+}
+
+std::string plan_text(const TransferPlan& plan, const Catalog& source, const Catalog& target) {
+  std::string text = fmt::format(
+      "{} tensors, {} to read, {} to write, {} tiles of at most {} on {} threads, {} of buffers\n",
+      plan.cost.tensors, human_bytes(plan.cost.bytes_read), human_bytes(plan.cost.bytes_written),
+      plan.tiles(), human_bytes(plan.tile_bytes), plan.threads, human_bytes(plan.cost.buffer_bytes));
+  for (size_t t = 0; t < target.tensors.size(); ++t) {
+    const TensorEntry& tensor = target.tensors[t];
+    text += fmt::format("{}  {}  {}  {} <- {}\n", target.files[tensor.extents[0].file], name_of(tensor.dtype),
+                        shape_text(tensor.shape), tensor.name, made_of(plan, source, target, t));
+  }
+  return text;
+}
+
+nlohmann::ordered_json plan_json(const TransferPlan& plan, const Catalog& source, const Catalog& target) {
+  nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+  for (size_t t = 0; t < target.tensors.size(); ++t) {
+    const TensorEntry& tensor = target.tensors[t];
+    nlohmann::ordered_json from = nlohmann::ordered_json::array();
+    for (const RegionCopy& copy : plan.copies_of(t)) from.push_back(source.tensors[copy.source].name);
+    tensors[tensor.name] = {{"dtype", name_of(tensor.dtype)},
+                            {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                            {"file", target.files[tensor.extents[0].file]},
+                            {"from", from}};
+  }
+  return {{"bytes_read", plan.cost.bytes_read},
+          {"bytes_written", plan.cost.bytes_written},
+          {"buffer_bytes", plan.cost.buffer_bytes},
+          {"tile_bytes", plan.tile_bytes},
+          {"tiles", plan.tiles()},
+          {"threads", plan.threads},
+          {"tensors", std::move(tensors)}};
+}
+
+}  // namespace spolia

@@ -1,0 +1,92 @@
+// Transfer plans: which elements go where, in what pieces, at what cost. Computed from catalogs alone, before
+// anything is read.
+//
+// A plan turns region copies (what the target is made of) into tiles (what one thread holds at a time). A
+// tile is a few regions of the target's tensors whose bytes fit a buffer; each region is contiguous in the
+// row-major order of its tensor. A tensor too large for a tile has its tiles to itself. Tiles depend on the
+// catalogs and the tile size alone, never on threads or timing, so the same input gives the same bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "spolia/layout/box.h"
+#include "spolia/state/catalog.h"
+
+namespace spolia {
+
+/// A box of a source tensor that becomes a box of a target tensor. Dim d of the target is dim permute[d] of
+/// the source (empty: d itself); where the dtypes differ the elements are cast. Boxes are in addressable
+/// shapes (catalog.h).
+struct RegionCopy {
+  size_t source = 0;  // an index into the source catalog's tensors
+  size_t target = 0;  // an index into the target catalog's tensors
+  Box source_box;
+  Box target_box;
+  Dims permute;
+};
+
+/// The copy of a whole tensor.
+RegionCopy copy_whole(const Catalog& sources, size_t source, size_t target);
+
+/// A box of one target tensor that lies in a tile's buffer, row-major, `offset` bytes from its start.
+struct TileRegion {
+  size_t target = 0;
+  Box box;
+  int64_t offset = 0;
+};
+
+struct TransferCost {
+  int64_t tensors = 0;
+  int64_t bytes_read = 0;  // element bytes needed from the source; what lies around them is not counted
+  int64_t bytes_written = 0;
+  int64_t buffer_bytes = 0;  // what the executor allocates
+};
+
+struct TransferPlan {
+  std::vector<RegionCopy> copies;    // by target, in the order the target catalog lists its tensors
+  std::vector<size_t> first_copy;    // copies of target t: [first_copy[t], first_copy[t + 1])
+  std::vector<TileRegion> regions;   // of all tiles, one after the other
+  std::vector<size_t> first_region;  // regions of tile i: [first_region[i], first_region[i + 1])
+  int64_t tile_bytes = 0;            // no tile is larger
+  int64_t scratch_bytes = 0;         // a thread's room for bytes that cannot be read into place
+  size_t threads = 1;
+  TransferCost cost;
+
+  size_t tiles() const { return first_region.size() - 1; }
+  std::span<const TileRegion> tile(size_t i) const {
+    return std::span(regions).subspan(first_region[i], first_region[i + 1] - first_region[i]);
+  }
+  std::span<const RegionCopy> copies_of(size_t target) const {
+    return std::span(copies).subspan(first_copy[target], first_copy[target + 1] - first_copy[target]);
+  }
+};
+
+struct PlanOptions {
+  int64_t memory = int64_t{1} << 30;  // bytes for all buffers of all threads; at least kLeastMemory
+  size_t threads = 1;
+  /// No tile is larger. More gains nothing: reads and writes of this size already keep a disk busy, and what
+  /// is in flight should fit the outer caches.
+  int64_t largest_tile = int64_t{4} << 20;
+};
+inline constexpr int64_t kLeastMemory = int64_t{16} << 20;
+
+/// Plans the transfer. Checks that the copies fill every target tensor exactly, that they lie inside their
+/// sources, and that each source's chunks tile it exactly: CorruptError or InvalidArgumentError naming the
+/// tensor and the gap, overlap or box out of bounds. `order`: the target tensors in the order in which tiles
+/// visit them. Pure.
+TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::vector<RegionCopy> copies,
+                           std::span<const size_t> order, const PlanOptions& options);
+
+/// The number of threads a budget has room for, at most `wanted`.
+size_t threads_within(int64_t memory, size_t wanted);
+
+/// For people and for programs: cost and, for each target tensor, what it is made of.
+std::string plan_text(const TransferPlan& plan, const Catalog& source, const Catalog& target);
+nlohmann::ordered_json plan_json(const TransferPlan& plan, const Catalog& source, const Catalog& target);
+
+}  // namespace spolia
