@@ -1,0 +1,74 @@
+#include "cli/command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "spolia/base/text.h"
+#include "spolia/base/threads.h"
+
+namespace spolia::cli {
+
+std::unique_ptr<Source> open(const std::string& path) { return open_source(posix_store(), path); }
+
+void add_threads_option(CLI::App& verb, size_t& threads) {
+  threads = std::clamp<size_t>(hardware_threads(), 2, 16);
+  verb.add_option("--threads", threads, "threads that read, check and write")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+}
+
+CLI::Option* add_bytes_option(CLI::App& verb, const std::string& name, int64_t& bytes,
+                              const std::string& help) {
+  auto parse = [&bytes](const std::string& text) {
+    try {
+      bytes = parse_bytes(text);
+    } catch (const Error& error) {
+      throw CLI::ValidationError(error.what());
+    }
+  };
+  return verb.add_option_function<std::string>(name, parse, help)->type_name("BYTES");
+}
+
+ProgressSink progress_bar(const Context& context) {
+  if (context.quiet || !isatty(STDERR_FILENO)) return nullptr;
+  using Clock = std::chrono::steady_clock;
+  return [start = Clock::now(), shown = Clock::time_point()](int64_t done, int64_t total) mutable {
+    const auto now = Clock::now();
+    if (done < total && now - shown < std::chrono::milliseconds(100)) return;
+    shown = now;
+    constexpr int kWidth = 30;
+    const double part = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
+    const double seconds = std::max(1e-3, std::chrono::duration<double>(now - start).count());
+    const int filled = static_cast<int>(part * kWidth);
+    fmt::print(stderr, "\r[{:=<{}}{:{}}] {:3.0f} %  {} of {}  {}/s ", "", filled, "", kWidth - filled,
+               part * 100, human_bytes(done), human_bytes(total),
+               human_bytes(static_cast<int64_t>(static_cast<double>(done) / seconds)));
+    if (done >= total) fmt::print(stderr, "\n");
+    std::fflush(stderr);
+  };
+}
+
+std::string printable(std::string_view name) {
+  std::string quoted_name = quote(name);
+  const bool plain = quoted_name.size() == name.size() + 2 && quoted_name.substr(1, name.size()) == name;
+  const bool only_long = is_utf8(name) && std::ranges::none_of(name, [](char c) {
+                           return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+                         });
+  return plain || only_long ? std::string(name) : quoted_name;
+}
+
+void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+void print_json(const nlohmann::ordered_json& json) {
+  // Names may be any bytes; JSON is UTF-8.
+  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+void print_note(std::string_view text) { fmt::print(stderr, "spolia: {}\n", text); }
+
+}  // namespace spolia::cli

@@ -1,0 +1,66 @@
+// The command `spolia`: parses, runs one verb, turns errors into one line and an exit code.
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "cli/command.h"
+#include "spolia/base/error.h"
+
+namespace {
+
+spolia::CancelToken* interrupted = nullptr;
+
+/// The first signal asks the verb to stop and clean up; a second one ends the program at once.
+void on_signal(int number) {
+  interrupted->cancel();
+  std::signal(number, SIG_DFL);
+}
+
+int run(spolia::cli::Context& context) {
+  using namespace spolia::cli;
+  try {
+    const int code = context.run();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      print_note("the output could not be written");
+      return kFailure;
+    }
+    return code;
+  } catch (const spolia::Error& error) {
+    if (error.kind() == spolia::ErrorKind::kCancelled) {
+      print_note("interrupted; nothing was left behind");
+      return 130;  // what shells give for SIGINT
+    }
+    print_note(error.what());
+  } catch (const std::bad_alloc&) {
+    print_note("out of memory");
+  } catch (const std::exception& error) {
+    print_note(error.what());
+  }
+  return kFailure;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  spolia::cli::Context context;
+  CLI::App app(
+      "Spolia: reads, checks and converts the checkpoints of large models.\n"
+      "Exit codes: 0 fine; 1 a fault or difference was found; 2 wrong use or unreadable input.");
+  app.name("spolia");
+  app.set_version_flag("--version", std::string("spolia ") + SPOLIA_VERSION);
+  app.require_subcommand(1);
+  spolia::cli::add_inspect_command(app, context);
+  spolia::cli::add_digest_command(app, context);
+  spolia::cli::add_verify_command(app, context);
+  spolia::cli::add_convert_command(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? spolia::cli::kFine : spolia::cli::kFailure;
+  }
+  interrupted = &context.cancel;
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  return run(context);
+}

@@ -1,0 +1,42 @@
+// The executor: runs a transfer plan. Reads what each tile is made of, checks it, transforms it, hands the
+// tile to a sink.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "spolia/base/cancel.h"
+#include "spolia/base/report.h"
+#include "spolia/format/source.h"
+#include "spolia/plan/transfer_plan.h"
+
+namespace spolia {
+
+/// Where finished tiles go.
+class TileSink {
+ public:
+  virtual ~TileSink() = default;
+  /// Takes one tile: the elements of `regions`, each at its offset in `bytes`, in the target's dtypes. The
+  /// bytes are the sink's to change until it returns. Called from several threads at once, with different
+  /// tiles; what it throws ends the execution.
+  virtual void put(std::span<const TileRegion> regions, std::span<std::byte> bytes) = 0;
+  /// Whether the tiles of one tensor must come in their order, one at a time. (Those of different tensors
+  /// still come side by side.)
+  virtual bool in_order() const { return false; }
+};
+
+struct ExecuteOptions {
+  bool check_crcs = true;
+  const CancelToken* cancel = nullptr;
+  ProgressSink progress;
+};
+
+/// Runs the plan over `source` (whose catalog it was made from) on plan.threads threads. Memory: the plan's
+/// buffers, the catalog's indices, and decoders of compressed items. Throws the first failure of any thread;
+/// the sink has then had an unknown part of the tiles.
+///
+/// Where stored CRCs are checked, each touched payload is read to its end, so that none is used unchecked.
+Report execute(const TransferPlan& plan, const Source& source, const Catalog& target, TileSink& sink,
+               const ExecuteOptions& options);
+
+}  // namespace spolia

@@ -1,0 +1,116 @@
+#include "spolia/engine/gather.h"
+
+#include <cstring>
+#include <numeric>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "spolia/tensor/copy.h"
+
+namespace spolia {
+namespace {
+
+/// All index tuples of a shape, in row-major order.
+std::vector<Dims> indices_of(const Dims& sizes) {
+  std::vector<Dims> all = {{}};
+  for (int64_t size : sizes) {
+    std::vector<Dims> longer;
+    for (const Dims& prefix : all) {
+      for (int64_t i = 0; i < size; ++i) {
+        longer.push_back(prefix);
+        longer.back().push_back(i);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+int64_t dot(const Dims& a, const Dims& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), int64_t{0});
+}
+
+RC_GTEST_PROP(Gather, FetchesEveryElementWithinScratch, ()) {
+  // A payload of 16-bit numbers that count up, seen through random strides.
+  const size_t ndim = *rc::gen::inRange<size_t>(0, 4);
+  Payload payload;
+  payload.first = *rc::gen::inRange<int64_t>(0, 10);
+  Box chunk, part;
+  int64_t reach = payload.first + 1;
+  for (size_t d = 0; d < ndim; ++d) {
+    const int64_t size = *rc::gen::inRange<int64_t>(1, 7);
+    chunk.offsets.push_back(*rc::gen::inRange<int64_t>(0, 5));
+    chunk.sizes.push_back(size);
+    payload.strides.push_back(*rc::gen::inRange<int64_t>(0, 40));
+    reach += (size - 1) * payload.strides[d];
+    const int64_t begin = *rc::gen::inRange<int64_t>(0, size);
+    part.offsets.push_back(chunk.offsets[d] + begin);
+    part.sizes.push_back(*rc::gen::inRange<int64_t>(1, size - begin + 1));
+  }
+  std::vector<uint16_t> stored(static_cast<size_t>(reach));
+  std::iota(stored.begin(), stored.end(), uint16_t{0});
+
+  std::vector<uint16_t> out(static_cast<size_t>(part.numel()), 0xFFFF);
+  const Dims out_strides = row_major_strides(part.sizes);
+  Block block{reinterpret_cast<std::byte*>(out.data()), out_strides, DType::kInt16};
+  for (int64_t& stride : block.strides) stride *= 2;
+  const int64_t scratch = *rc::gen::element<int64_t>(2, 6, 16, 100, 1 << 20);
+
+  std::vector<ReadOp> ops;
+  plan_reads(payload, 3, DType::kInt16, chunk, part, block, scratch, ops);
+  for (const ReadOp& op : ops) {
+    RC_ASSERT(op.payload == 3u);
+    RC_ASSERT(op.in_place || op.length <= scratch);
+    RC_ASSERT(op.offset >= 0);
+    RC_ASSERT(op.offset + op.length <= reach * 2);
+    const std::byte* bytes = reinterpret_cast<const std::byte*>(stored.data()) + op.offset;
+    if (op.in_place) {
+      std::memcpy(op.target.data, bytes, static_cast<size_t>(op.length));
+    } else {
+      copy_strided(op.sizes, 2, op.target.data, op.target.strides, bytes, op.source_strides);
+    }
+  }
+  for (const Dims& index : indices_of(part.sizes)) {
+    int64_t at = payload.first;
+    for (size_t d = 0; d < ndim; ++d)
+      at += (part.offsets[d] + index[d] - chunk.offsets[d]) * payload.strides[d];
+    RC_ASSERT(out[static_cast<size_t>(dot(index, out_strides))] == stored[static_cast<size_t>(at)]);
+  }
+}
+
+std::vector<ReadOp> reads(const Payload& payload, const Box& chunk, const Box& part, int64_t scratch) {
+  static std::byte target;  // never written: the reads are only planned
+  Block block{&target, row_major_strides(part.sizes), DType::kInt8};
+  std::vector<ReadOp> ops;
+  plan_reads(payload, 0, DType::kInt8, chunk, part, block, scratch, ops);
+  return ops;
+}
+
+TEST(Gather, RowsAreOneReadInPlaceWhateverTheScratch) {
+  Payload payload;
+  payload.strides = {1 << 20, 1};
+  const auto ops = reads(payload, whole(Dims{64, 1 << 20}), Box{{8, 0}, {32, 1 << 20}}, 1024);
+  ASSERT_EQ(ops.size(), 1u);
+  EXPECT_TRUE(ops[0].in_place);
+  EXPECT_EQ(ops[0].offset, 8 << 20);
+  EXPECT_EQ(ops[0].length, 32 << 20);
+}
+
+TEST(Gather, NarrowColumnsAreReadRunByRunNotAsTheWholeSpan) {
+  Payload payload;
+  payload.strides = {1 << 20, 1};
+  const auto ops = reads(payload, whole(Dims{64, 1 << 20}), Box{{0, 0}, {64, 4096}}, 1 << 22);
+  EXPECT_EQ(ops.size(), 64u);
+  for (const ReadOp& op : ops) EXPECT_EQ(op.length, 4096);
+}
+
+TEST(Gather, WideColumnsAreReadTogether) {
+  Payload payload;
+  payload.strides = {4096, 1};
+  const auto ops = reads(payload, whole(Dims{64, 4096}), Box{{0, 0}, {64, 3000}}, 1 << 22);
+  EXPECT_EQ(ops.size(), 1u);
+}
+
+}  // namespace
+}  // namespace spolia
