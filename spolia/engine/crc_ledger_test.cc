@@ -8,6 +8,7 @@
 #include "spolia/base/error.h"
 #include "spolia/base/hash.h"
 #include "spolia/base/threads.h"
+#include "spolia/layout/test_random.h"
 
 namespace spolia {
 namespace {
@@ -39,15 +40,15 @@ std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
 }
 
 RC_GTEST_PROP(CrcLedger, PiecesInAnyOrderWithOverlapsGiveTheWholeCrc, (uint64_t seed)) {
-  const auto bytes = random_bytes(*rc::gen::inRange<size_t>(1, 300), seed);
+  const auto bytes = random_bytes(static_cast<size_t>(pick(1, 300)), seed);
   const Payload payload = payload_with_crc(bytes);
   const Catalog catalog = one_tensor();
   CrcLedger ledger;
-  const size_t reads = *rc::gen::inRange<size_t>(0, 20);
+  const size_t reads = static_cast<size_t>(pick(0, 20));
   std::vector<bool> seen(bytes.size());
   for (size_t i = 0; i < reads; ++i) {
-    const size_t begin = *rc::gen::inRange<size_t>(0, bytes.size());
-    const size_t length = *rc::gen::inRange<size_t>(0, bytes.size() - begin + 1);
+    const size_t begin = static_cast<size_t>(pick(0, std::ssize(bytes)));
+    const size_t length = static_cast<size_t>(pick(0, std::ssize(bytes) - static_cast<int64_t>(begin) + 1));
     ledger.add(catalog, 0, 0, payload, static_cast<int64_t>(begin), std::span(bytes).subspan(begin, length));
     std::fill_n(seen.begin() + static_cast<ptrdiff_t>(begin), length, true);
   }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "spolia/layout/test_random.h"
 #include "spolia/tensor/copy.h"
 
 namespace spolia {
@@ -33,20 +34,20 @@ int64_t dot(const Dims& a, const Dims& b) {
 
 RC_GTEST_PROP(Gather, FetchesEveryElementWithinScratch, ()) {
   // A payload of 16-bit numbers that count up, seen through random strides.
-  const size_t ndim = *rc::gen::inRange<size_t>(0, 4);
+  const size_t ndim = static_cast<size_t>(pick(0, 4));
   Payload payload;
-  payload.first = *rc::gen::inRange<int64_t>(0, 10);
+  payload.first = pick(0, 10);
   Box chunk, part;
   int64_t reach = payload.first + 1;
   for (size_t d = 0; d < ndim; ++d) {
-    const int64_t size = *rc::gen::inRange<int64_t>(1, 7);
-    chunk.offsets.push_back(*rc::gen::inRange<int64_t>(0, 5));
+    const int64_t size = pick(1, 7);
+    chunk.offsets.push_back(pick(0, 5));
     chunk.sizes.push_back(size);
-    payload.strides.push_back(*rc::gen::inRange<int64_t>(0, 40));
+    payload.strides.push_back(pick(0, 40));
     reach += (size - 1) * payload.strides[d];
-    const int64_t begin = *rc::gen::inRange<int64_t>(0, size);
+    const int64_t begin = pick(0, size);
     part.offsets.push_back(chunk.offsets[d] + begin);
-    part.sizes.push_back(*rc::gen::inRange<int64_t>(1, size - begin + 1));
+    part.sizes.push_back(pick(1, size - begin + 1));
   }
   std::vector<uint16_t> stored(static_cast<size_t>(reach));
   std::iota(stored.begin(), stored.end(), uint16_t{0});

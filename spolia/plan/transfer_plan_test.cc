@@ -7,6 +7,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "spolia/base/error.h"
+#include "spolia/layout/test_random.h"
 
 namespace spolia {
 namespace {
@@ -49,7 +50,7 @@ RC_GTEST_PROP(TransferPlan, TilesHoldEveryElementOnceInOrderWithinTheirSize, ())
         tensor_of(fmt::format("t{:03}", i), i % 2 == 0 ? DType::kFloat32 : DType::kInt8, shape));
   }
   const Catalog catalog = catalog_of(tensors);
-  const size_t threads = *rc::gen::inRange<size_t>(1, 9);
+  const size_t threads = static_cast<size_t>(pick(1, 9));
   const TransferPlan plan = plan_all(catalog, catalog, {kLeastMemory, threads});
   RC_ASSERT(plan.cost.buffer_bytes <= kLeastMemory);
 
