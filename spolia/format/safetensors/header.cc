@@ -107,8 +107,8 @@ class HeaderReader : public JsonReader {
     if (place_ != Place::kNumbers) refuse("a number");
     if (!std::in_range<int64_t>(value)) fail(fmt::format("the number {} is too large", value));
     Dims& numbers = field_ == kShape ? tensor().shape : offsets_;
-    if (field_ == kShape && numbers.size() == kMaxSafetensorsDims) {
-      throw UnsupportedError("{}: a tensor of more than {} dims", where(), kMaxSafetensorsDims);
+    if (field_ == kShape && numbers.size() == kMaxDims) {
+      throw UnsupportedError("{}: a tensor of more than {} dims", where(), kMaxDims);
     }
     if (field_ == kOffsets && numbers.size() == 2) fail("data_offsets has more than two numbers");
     numbers.push_back(static_cast<int64_t>(value));
@@ -234,16 +234,15 @@ Dims shape_in_file(const SafetensorsSpec& tensor) {
 
 void check_writable(const SafetensorsSpec& tensor) {
   if (info(tensor.dtype).safetensors.empty()) {
-    throw UnsupportedError("tensor {}: safetensors has no dtype for {}; drop the tensor",
-                           quote(tensor.name), name_of(tensor.dtype));
+    throw UnsupportedError("tensor {}: safetensors has no dtype for {}; drop the tensor", quote(tensor.name),
+                           name_of(tensor.dtype));
   }
   if (!is_utf8(tensor.name) || tensor.name == kMetadataKey) {
     throw UnsupportedError("tensor {}: safetensors cannot hold a tensor of this name; rename or drop it",
                            quote(tensor.name));
   }
-  if (tensor.shape.size() > kMaxSafetensorsDims) {
-    throw UnsupportedError("tensor {}: it has more than {} dims; drop it", quote(tensor.name),
-                           kMaxSafetensorsDims);
+  if (tensor.shape.size() > kMaxDims) {
+    throw UnsupportedError("tensor {}: it has more than {} dims; drop it", quote(tensor.name), kMaxDims);
   }
 }
 

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "spolia/format/tensor_size.h"
 #include "spolia/store/store.h"
 #include "spolia/tensor/dtype.h"
 #include "spolia/tensor/shape.h"
@@ -25,9 +26,6 @@
 namespace spolia {
 
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
-
-/// Tensors of more dims are refused; PyTorch and NumPy compute with up to 64.
-inline constexpr size_t kMaxSafetensorsDims = 64;
 
 /// What `__metadata__` holds.
 using SafetensorsMetadata = std::map<std::string, std::string, std::less<>>;

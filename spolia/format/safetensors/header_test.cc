@@ -174,8 +174,8 @@ TEST(SafetensorsHeader, RefusesBadNumbers) {
   expect_bad_header(shape("0"), 4, "span 4 bytes, but float32 of shape [0] takes 0");
 
   std::string many = "1";
-  for (size_t i = 1; i < kMaxSafetensorsDims; ++i) many += ",1";
-  EXPECT_EQ(parse(shape(many), 4).tensors[0].shape.size(), kMaxSafetensorsDims);
+  for (size_t i = 1; i < kMaxDims; ++i) many += ",1";
+  EXPECT_EQ(parse(shape(many), 4).tensors[0].shape.size(), kMaxDims);
   expect_error([&] { parse(shape(many + ",1"), 4); }, "unsupported", {"\"a\"", "64 dims"});
 }
 
@@ -292,7 +292,7 @@ TEST(SafetensorsLayout, RefusesWhatTheFormatCannotHold) {
   auto expect = [](std::vector<SafetensorsSpec> specs, std::string_view kind, std::string_view reason) {
     expect_error([&] { lay_out_safetensors(specs); }, kind, {"tensor", reason});
   };
-  Dims shape{2}, deep(kMaxSafetensorsDims + 1, 1);
+  Dims shape{2}, deep(kMaxDims + 1, 1);
   expect({{"z", DType::kComplex128, shape}}, "unsupported",
          "\"z\": safetensors has no dtype for complex128; drop the tensor");
   expect({{"z", DType::kFloat4E2M1FNx2, {}}}, "unsupported", "0-d");

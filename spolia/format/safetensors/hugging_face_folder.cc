@@ -39,13 +39,15 @@ std::string file_name(size_t number, size_t count) {
 
 std::string index_text(const Catalog& catalog) {
   int64_t total = 0;
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  nlohmann::ordered_json::object_t weight_map;
+  weight_map.reserve(catalog.tensors.size());
   for (const TensorEntry& tensor : catalog.tensors) {
     total = checked_add(total, tensor.bytes());
-    weight_map[tensor.name] = catalog.files[tensor.extents[0].file];
+    weight_map.emplace_back(tensor.name, catalog.files[tensor.extents[0].file]);  // [] would search for it
   }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
-                                        {"weight_map", std::move(weight_map)}};
+  nlohmann::ordered_json index;
+  index["metadata"]["total_size"] = total;
+  index["weight_map"] = std::move(weight_map);
   return index.dump(2) + "\n";
 }
 
@@ -64,14 +66,8 @@ HuggingFaceFolder lay_out_hugging_face_folder(std::span<const SafetensorsSpec> t
     folder.headers.push_back(std::move(layout.header));
     for (size_t i = 0; i < files[f].size(); ++i) {
       const SafetensorsSpec& spec = files[f][i];
-      TensorEntry entry;
-      entry.name = spec.name;
-      entry.dtype = spec.dtype;
-      entry.shape = Dims(spec.shape);
-      entry.boxes = BoxList(entry.shape.size());
-      entry.boxes.add(whole(entry.shape));
-      entry.extents.push_back({static_cast<uint32_t>(f), layout.offsets[i], entry.bytes()});
-      folder.catalog.tensors.push_back(std::move(entry));
+      const Extent extent{static_cast<uint32_t>(f), layout.offsets[i], byte_size(spec.dtype, spec.shape)};
+      folder.catalog.tensors.push_back(whole_tensor(std::string(spec.name), spec.dtype, spec.shape, extent));
       names_in_order.push_back(spec.name);
     }
   }

@@ -52,7 +52,7 @@ class ShardingReader : public JsonReader {
   bool number_unsigned(uint64_t value) override {
     if (place_ != Place::kOffsets) refuse("a number");
     if (!std::in_range<int64_t>(value)) refuse("a number of 64 bits");
-    if (offsets_->size() == kMaxSafetensorsDims) refuse("an offset for one dim more than a tensor can have");
+    if (offsets_->size() == kMaxDims) refuse("an offset for one dim more than a tensor can have");
     offsets_->push_back(static_cast<int64_t>(value));
     return true;
   }

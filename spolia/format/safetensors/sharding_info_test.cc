@@ -45,7 +45,7 @@ TEST(ShardingInfo, RefusesEverythingElse) {
   expect(R"({"a":{"saved_offsets":[0]},"a":{"saved_offsets":[0]}})", "\"a\": a tensor named twice");
   expect(std::string(R"({"a":{"saved_offsets":)") + std::string(100'000, '['), "an array");
   std::string many = R"({"a":{"saved_offsets":[0)";
-  for (size_t i = 0; i < kMaxSafetensorsDims; ++i) many += ",0";
+  for (size_t i = 0; i < kMaxDims; ++i) many += ",0";
   expect(many, "one dim more");
 }
 

@@ -12,6 +12,7 @@
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
+#include "spolia/format/tensor_size.h"
 #include "spolia/format/torch/chunk_placer.h"
 #include "spolia/format/torch/pickle.h"
 
@@ -92,7 +93,7 @@ class CompactObjects : public pickle::Hooks {
 
  private:
   static bool are_dims(const Ref* tuple) {
-    return tuple != nullptr && tuple->is(Kind::kTuple) && tuple->items().size() <= 0xff &&
+    return tuple != nullptr && tuple->is(Kind::kTuple) && tuple->items().size() <= kMaxDims &&
            std::ranges::all_of(tuple->items(), [](const Ref& item) { return item.is(Kind::kInt); });
   }
 
@@ -174,6 +175,7 @@ const Ref* only_argument(const Ref& object) {
 Dims dims_of(const Ref* tuple, std::string_view what) {
   Dims dims;
   if (tuple == nullptr || !tuple->is(Kind::kTuple)) throw CorruptError("has no {}", what);
+  if (tuple->items().size() > kMaxDims) throw UnsupportedError("has more than {} dims", kMaxDims);
   for (const Ref& item : tuple->items()) {
     if (!item.is(Kind::kInt)) throw CorruptError("has {} in its {}", pickle::name_of(item.kind()), what);
     dims.push_back(item.as_int());

@@ -322,6 +322,7 @@ TEST(DcpMetadataTest, DamageIsNamed) {
   expect_refused(tensor({4}, {{{kMax}, {kMax}}}), kCorrupt, {"tensor \"w\"", "not inside"});
   expect_refused(tensor({4}, {{{0, 0}, {4, 1}}}), kCorrupt, {"tensor \"w\"", "not inside"});
   expect_refused(tensor({4}, {{{0}, {4, 1}}}), kCorrupt, {"tensor \"w\"", "proper offsets and sizes"});
+  expect_refused(tensor(std::vector<int64_t>(65, 1), {}), kUnsupported, {"tensor \"w\"", "64 dims"});
   expect_refused(tensor({-4}, {}), kCorrupt, {"tensor \"w\"", "negative"});
   expect_refused(tensor({kMin}, {}), kCorrupt, {"tensor \"w\"", "negative"});
   expect_refused(tensor({kMax, 3}, {}), kCorrupt, {"tensor \"w\"", "overflow"});

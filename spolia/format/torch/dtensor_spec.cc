@@ -5,15 +5,13 @@
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
+#include "spolia/format/tensor_size.h"
 
 namespace spolia {
 namespace {
 
 using pickle::Kind;
 using pickle::Ref;
-
-constexpr size_t kMostDims = 64;
-constexpr size_t kMostRanks = size_t{1} << 22;  // of all meshes of a pickle together
 
 /// The field of an object that BUILD set; nullptr where it is missing or None.
 const Ref* field(const Ref& object, std::string_view name) {
@@ -31,12 +29,12 @@ const Ref& needed_field(const Ref& object, std::string_view name) {
 /// limit on numbers is one on work.)
 void flatten_numbers(const Ref& ref, Dims& out, int depth = 0) {
   bool is_tuple = ref.is(Kind::kTuple) || ref.is(Kind::kList);
-  if (ref.is(Kind::kInt) && ref.as_int() >= 0 && out.size() < kMostDims) {
+  if (ref.is(Kind::kInt) && ref.as_int() >= 0 && out.size() < kMaxDims) {
     out.push_back(ref.as_int());
   } else if (is_tuple && depth < 8 && (depth == 0 || !ref.items().empty())) {
     for (const Ref& item : ref.items()) flatten_numbers(item, out, depth + 1);
   } else {
-    throw CorruptError("a DTensor's shape or mesh is not made of at most {} sizes", kMostDims);
+    throw CorruptError("a DTensor's shape or mesh is not made of at most {} sizes", kMaxDims);
   }
 }
 
@@ -64,8 +62,8 @@ std::vector<Axis> parse_axes(const Ref& layout) {
     if (!list->is(Kind::kTuple) && !list->is(Kind::kList)) {
       throw CorruptError("a device mesh's axes are no list");
     }
-    if (list->items().size() > kMostDims) {
-      throw CorruptError("a device mesh has more than {} dims", kMostDims);
+    if (list->items().size() > kMaxDims) {
+      throw CorruptError("a device mesh has more than {} dims", kMaxDims);
     }
     for (const Ref& axis : list->items()) {
       axes.push_back(make_axis(needed_field(axis, "shape"), needed_field(axis, "stride")));
@@ -75,7 +73,7 @@ std::vector<Axis> parse_axes(const Ref& layout) {
   const Ref& shape = needed_field(layout, "shape");
   const Ref& stride = needed_field(layout, "stride");
   if (!shape.is(Kind::kTuple) || !stride.is(Kind::kTuple)) return {make_axis(shape, stride)};
-  if (shape.items().size() != stride.items().size() || shape.items().size() > kMostDims) {
+  if (shape.items().size() != stride.items().size() || shape.items().size() > kMaxDims) {
     throw CorruptError("a device mesh's strides do not fit its shape");
   }
   for (size_t d = 0; d < shape.items().size(); ++d) {
@@ -205,10 +203,6 @@ const DeviceMesh& DTensorSpecReader::mesh(const Ref& mesh) {
   auto known = meshes_.find(mesh.node());
   if (known == meshes_.end()) {
     IntegerTensor ranks = parse_ranks(mesh, integers_);
-    ranks_ += ranks.values.size();
-    if (ranks_ > kMostRanks) {
-      throw UnsupportedError("device meshes with more than {} ranks in all", kMostRanks);
-    }
     DeviceMesh made(std::move(ranks.shape), parse_dim_names(mesh), std::move(ranks.values));
     known = meshes_.emplace(mesh.node(), std::pair(mesh, std::move(made))).first;
   }

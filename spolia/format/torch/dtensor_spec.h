@@ -47,7 +47,6 @@ class DTensorSpecReader {
   IntegerReader integers_;
   // By node. The reference keeps the node from being used for something else.
   std::unordered_map<const pickle::Node*, std::pair<pickle::Ref, DeviceMesh>> meshes_;
-  size_t ranks_ = 0;  // of all meshes together
 };
 
 }  // namespace spolia

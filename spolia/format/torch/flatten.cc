@@ -12,6 +12,7 @@ using pickle::Kind;
 using pickle::Ref;
 
 constexpr size_t kMostDepth = 200;
+constexpr size_t kNodeCost = 24;  // of a value in the state's memory; a text's byte costs 1
 
 class Flattener {
  public:
@@ -98,24 +99,30 @@ class Flattener {
       case Kind::kString:
       case Kind::kBytes:
       case Kind::kBigInt:
-        return spend(1 + ref.text().size());
+        return spend(kNodeCost + ref.text().size());
       case Kind::kTuple:
       case Kind::kList:
       case Kind::kDict:
       case Kind::kSet:
-        spend(1);
+        spend(kNodeCost);
         for (const Ref& item : ref.items()) spend_tree(item, depth + 1);
         return;
       case Kind::kObject:
-        spend(1);
+        spend(kNodeCost);
         for (const Ref* part :
              {&ref.callable(), &ref.args(), &ref.kwargs(), &ref.state(), &ref.appended(), &ref.entries()}) {
-          spend_tree(*part, depth + 1);
+          if (!part->is_none()) spend_tree(*part, depth + 1);
         }
         return;
+      case Kind::kGlobal:
+        return spend(kNodeCost + ref.global().module.size() + ref.global().name.size());
       default:
-        if (pickle_.tensor(ref) != nullptr) ++state_.tensors_in_values;
-        return spend(1);
+        spend(kNodeCost);
+        if (const PickledTensor* tensor = pickle_.tensor(ref)) {
+          spend(kNodeCost * tensor->global_shape().size());
+          ++state_.tensors_in_values;
+        }
+        return;
     }
   }
 

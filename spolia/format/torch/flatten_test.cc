@@ -97,6 +97,19 @@ TEST(Flatten, SharedPartsCannotGrowWithoutEnd) {
       "0}(";
   for (int i = 0; i < 20'000; ++i) list += "J" + little(i) + "h\1";
   EXPECT_EQ(kind_thrown([&] { names_of(list + "u"); }, {"shared"}), ErrorKind::kCorrupt);
+  // One class with a long name, in many places.
+  std::string globals = py_global(std::string(1000, 'm'), "C") + "q\1" + "0](";
+  for (int i = 0; i < 20'000; ++i) globals += "h\1";
+  EXPECT_EQ(kind_thrown([&] { names_of(globals + "e"); }, {"shared"}), ErrorKind::kCorrupt);
+}
+
+TEST(Flatten, PlainValuesAreNeverTooMany) {
+  std::string list = "](";
+  for (int i = 0; i < 200'000; ++i) list += i % 2 == 0 ? "N" : "\x88";
+  EXPECT_EQ(names_of(list + "e").values.size(), 1u);
+  std::string objects = py_global("a.module.with.quite_a_long_name", "AndAClassToo") + "q\1" + "0](";
+  for (int i = 0; i < 200'000; ++i) objects += "h\1)\x81";
+  EXPECT_EQ(names_of(objects + "e").values.size(), 1u);
 }
 
 }  // namespace

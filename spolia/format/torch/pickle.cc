@@ -60,9 +60,9 @@ NaturalForm natural_form(std::string_view module, std::string_view name) {
   return kNoForm;
 }
 
-/// The memo, for the entries that the pickle fetches at all: indices are marked first, then each marked one
-/// has a slot. Real indices count up from 0 (or 1), so they are below the pickle's size; bits and ranks cost
-/// an eighth of the highest fetched index and half as much again.
+/// The memo, for the entries that the pickle fetches at all: indices are marked first, then 64 neighbours
+/// have slots if one of them was marked. Real indices count up from 0 (or 1), so they are below the pickle's
+/// size.
 class Memo {
  public:
   explicit Memo(size_t pickle_size) : limit_(pickle_size) {}
@@ -70,21 +70,23 @@ class Memo {
   void mark(int64_t index) {
     if (static_cast<uint64_t>(index) >= limit_) throw CorruptError("memo entry {} was never set", index);
     size_t word = static_cast<size_t>(index) / 64;
-    if (word >= bits_.size()) bits_.resize(word + 1);
-    bits_[word] |= uint64_t{1} << (index % 64);
+    if (word >= marks_.size()) marks_.resize(word + 1);
+    marks_[word] |= uint64_t{1} << (index % 64);
   }
 
   void make_slots() {
-    uint32_t marked = 0;
-    for (uint64_t word : bits_) {
-      ranks_.push_back(marked);
-      marked += static_cast<uint32_t>(std::popcount(word));
+    size_t slots = 0;
+    for (uint64_t word : marks_) {
+      first_slots_.push_back(slots);
+      if (word != 0) slots += 64;
     }
-    slots_.resize(marked);
+    slots_.resize(slots);
   }
 
   void put(int64_t index, const Ref& value) {
-    if (is_marked(index)) slots_[slot(index)] = value;
+    size_t word = static_cast<size_t>(index) / 64;
+    bool is_marked = word < marks_.size() && (marks_[word] >> (index % 64) & 1) != 0;
+    if (is_marked) slots_[slot(index)] = value;
   }
 
   /// Precondition: the index was marked. nullptr where nothing was put there.
@@ -94,19 +96,13 @@ class Memo {
   }
 
  private:
-  bool is_marked(int64_t index) const {
-    size_t word = static_cast<size_t>(index) / 64;
-    return word < bits_.size() && (bits_[word] >> (index % 64) & 1) != 0;
-  }
   size_t slot(int64_t index) const {
-    size_t word = static_cast<size_t>(index) / 64;
-    uint64_t below = (uint64_t{1} << (index % 64)) - 1;
-    return ranks_[word] + static_cast<size_t>(std::popcount(bits_[word] & below));
+    return first_slots_[static_cast<size_t>(index) / 64] + static_cast<size_t>(index) % 64;
   }
 
   size_t limit_;
-  std::vector<uint64_t> bits_;
-  std::vector<uint32_t> ranks_;  // marked indices before each word
+  std::vector<uint64_t> marks_;      // a bit an index
+  std::vector<size_t> first_slots_;  // for each 64 of them
   std::vector<std::optional<Ref>> slots_;
 };
 
@@ -128,10 +124,12 @@ class Machine {
 
  private:
   void mark_fetched();
-  void step(const Instruction& instruction);
+  // Inline, since a call for each opcode would be felt.
+  [[gnu::always_inline]] inline void step(const Instruction& instruction);
 
   // The stack. What lies below the last mark cannot be popped.
-  void push(Ref value) { stack_.push_back(std::move(value)); }
+  void push(Ref&& value) { stack_.push_back(std::move(value)); }
+  void push(const Ref& value) { stack_.push_back(value); }
   size_t fence() const { return marks_.empty() ? 0 : marks_.back(); }
   void need(size_t count) const;
   Ref& top();
@@ -150,7 +148,7 @@ class Machine {
   void push_long(std::string_view bytes);
   void push_decimal(std::string_view text);
   void push_global(std::string_view module, std::string_view name);
-  void push_object(Ref callable, Ref args);
+  void push_object(Ref&& callable, Ref&& args);
   void push_persistent(Ref id);
   void new_object_with_keywords();
 
@@ -190,17 +188,6 @@ bool is_plain_reconstruction(std::span<const Ref> args) {
 bool fetches(Op op) { return op == Op::kBinGet || op == Op::kLongBinGet || op == Op::kGet; }
 
 }  // namespace
-
-Result Machine::run() {
-  mark_fetched();
-  memo_.make_slots();
-  decoder_ = Decoder(bytes_);
-  while (true) {
-    const Instruction& instruction = decoder_.next();
-    if (instruction.op == Op::kStop) return {pop(), decoder_.position()};
-    step(instruction);
-  }
-}
 
 void Machine::mark_fetched() {
   while (true) {
@@ -298,7 +285,7 @@ void Machine::step(const Instruction& instruction) {
       break;
 
     case Op::kEmptyTuple:
-      push(Ref(empty_tuple_));  // tuples do not change, so one is enough
+      push(empty_tuple_);  // tuples do not change, so one is enough
       break;
     case Op::kTuple1:
       need(1);
@@ -403,6 +390,17 @@ void Machine::step(const Instruction& instruction) {
     case Op::kNextBuffer:
     case Op::kReadonlyBuffer:
       break;
+  }
+}
+
+Result Machine::run() {
+  mark_fetched();
+  memo_.make_slots();
+  decoder_ = Decoder(bytes_);
+  while (true) {
+    const Instruction& instruction = decoder_.next();
+    if (instruction.op == Op::kStop) return {pop(), decoder_.position()};
+    step(instruction);
   }
 }
 
@@ -518,13 +516,13 @@ void Machine::push_global(std::string_view module, std::string_view name) {
   push(std::move(ref));
 }
 
-void Machine::push_object(Ref callable, Ref args) {
+void Machine::push_object(Ref&& callable, Ref&& args) {
   std::optional<Ref> value;
   if (callable.is(Kind::kGlobal)) {
     const GlobalName& global = callable.global();
     if (global.tag != 0) value = hooks_->call(heap_, global, args);
     if (!value && global.natural_form == kReconstructorForm && is_plain_reconstruction(args.items())) {
-      return push_object(args.items()[0], empty_tuple_);
+      return push_object(Ref(args.items()[0]), Ref(empty_tuple_));
     }
     if (!value) value = call_natural(global, args);
   }
@@ -551,7 +549,7 @@ void Machine::get(int64_t index) {
   if (value->is(Kind::kObject) && !value->slot(Ref::kReplacement).is_none()) {
     *value = Ref(value->slot(Ref::kReplacement));
   }
-  push(Ref(*value));
+  push(*value);
 }
 
 void Machine::append(size_t from) {

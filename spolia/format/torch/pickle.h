@@ -105,7 +105,9 @@ class Ref {
   /// The items of a tuple, list or set. A dict's, as key, value, key, value, ... in the file's order: a key
   /// that was set twice is there twice. Precondition: is_node(), but not kObject.
   inline std::span<const Ref> items() const;
-  /// The value of a dict's text key, the last one set; nullptr where it is missing, or where this is no dict.
+  /// An attribute: the value of a dict's text key, the last one set. nullptr where it is missing, where this
+  /// is no dict, or where the dict is larger than an object's attributes ever are, for it is searched from
+  /// end to end.
   const Ref* find(std::string_view key) const;
 
   // An object: what the pickle asked for instead of what that would have made. Precondition: kObject.

@@ -62,7 +62,8 @@ Ref Ref::text_of(Kind kind, std::string_view text) {
 }
 
 const Ref* Ref::find(std::string_view key) const {
-  if (kind_ != Kind::kDict) return nullptr;
+  constexpr size_t kMostAttributes = 256;  // a huge dict may be the state of many objects
+  if (kind_ != Kind::kDict || items().size() > 2 * kMostAttributes) return nullptr;
   std::span<const Ref> all = items();
   for (size_t i = all.size(); i >= 2; i -= 2) {
     const Ref& candidate = all[i - 2];
@@ -121,14 +122,15 @@ void Heap::release(Node* node) noexcept {
   node->next = nullptr;
   for (Node* doomed = node; doomed != nullptr;) {
     Node* current = std::exchange(doomed, doomed->next);
-    for (Ref& item : current->items) {
+    while (!current->items.empty()) {
+      Ref& item = current->items.back();
       if (item.is_node() && --item.node_->references == 0) {
         item.node_->next = doomed;
         doomed = item.node_;
       }
       item.kind_ = Kind::kNone;
+      current->items.pop_back();
     }
-    current->items.clear();
     if (current->items.capacity() > kKeptCapacity) std::vector<Ref>().swap(current->items);
     current->next = std::exchange(free_, current);
   }

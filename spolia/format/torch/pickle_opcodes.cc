@@ -114,10 +114,11 @@ const char* Decoder::take(uint64_t count) {
   return taken;
 }
 
-uint64_t Decoder::little_endian(size_t bytes) {
+template <class Integer>
+Integer Decoder::little_endian() {
   static_assert(std::endian::native == std::endian::little);
-  uint64_t value = 0;
-  std::memcpy(&value, take(bytes), bytes);
+  Integer value;
+  std::memcpy(&value, take(sizeof value), sizeof value);
   return value;
 }
 
@@ -133,22 +134,22 @@ void Decoder::decode_longer_argument(uint8_t form) {
   auto text = [&](uint64_t count) { instruction_.text = {take(count), static_cast<size_t>(count)}; };
   switch (form) {
     case kU1:
-      instruction_.number = static_cast<int64_t>(little_endian(1));
+      instruction_.number = little_endian<uint8_t>();
       break;
     case kU2:
-      instruction_.number = static_cast<int64_t>(little_endian(2));
+      instruction_.number = little_endian<uint16_t>();
       break;
     case kU4:
-      instruction_.number = static_cast<int64_t>(little_endian(4));
+      instruction_.number = little_endian<uint32_t>();
       break;
     case kU8:
-      instruction_.number = static_cast<int64_t>(little_endian(8));
+      instruction_.number = little_endian<int64_t>();
       break;
     case kI4:
-      instruction_.number = static_cast<int32_t>(little_endian(4));
+      instruction_.number = little_endian<int32_t>();
       break;
     case kF8:
-      instruction_.number = static_cast<int64_t>(__builtin_bswap64(little_endian(8)));
+      instruction_.number = static_cast<int64_t>(__builtin_bswap64(little_endian<uint64_t>()));
       break;
     case kIndexLine: {
       std::optional<int64_t> index = parse_integer(line());
@@ -164,16 +165,16 @@ void Decoder::decode_longer_argument(uint8_t form) {
       instruction_.text2 = line();
       break;
     case kText1:
-      text(little_endian(1));
+      text(little_endian<uint8_t>());
       break;
     case kText4:
-      text(little_endian(4));
+      text(little_endian<uint32_t>());
       break;
     case kText8:
-      text(little_endian(8));
+      text(little_endian<uint64_t>());
       break;
     case kTextI4: {
-      int32_t count = static_cast<int32_t>(little_endian(4));
+      int32_t count = little_endian<int32_t>();
       if (count < 0) throw CorruptError("{} has a count of {}", name_of(instruction_.op), count);
       text(static_cast<uint64_t>(count));
       break;

@@ -107,7 +107,8 @@ class Decoder {
   void decode_argument(uint8_t form);
   void decode_longer_argument(uint8_t form);
   const char* take(uint64_t count);
-  uint64_t little_endian(size_t bytes);
+  template <class Integer>
+  Integer little_endian();
   std::string_view line();
 
   const char* begin_;

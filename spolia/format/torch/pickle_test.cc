@@ -240,6 +240,19 @@ TEST(PickleTest, BombsAreRefused) {
   EXPECT_NE(meaning(copies + "t.").find("the pickle copies more than it holds"), std::string::npos);
 }
 
+TEST(PickleTest, AHugeDictIsNoObjectsAttributes) {
+  auto dict_of = [](int64_t size) {
+    std::string dict = "}(";
+    for (int64_t i = 0; i < size; ++i) dict += "I" + std::to_string(i) + "\nN";
+    return dict + "S'x'\nK\7u.";
+  };
+  for (auto [size, found] : {std::pair(255, true), {256, false}}) {
+    Heap heap;
+    std::string dict = dict_of(size);
+    EXPECT_EQ(read(heap, bytes_of(dict), "FILE").root.find("x") != nullptr, found);
+  }
+}
+
 TEST(PickleTest, MemoryIsFreedAtOnce) {
   // Lists and tuples that are dropped at once, many times over.
   std::string lists;

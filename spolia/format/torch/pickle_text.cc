@@ -140,7 +140,8 @@ std::string plain_decimal(std::string_view text) {
   bool negative = text.starts_with('-');
   if (negative) text.remove_prefix(1);
   text.remove_prefix(std::min(text.find_first_not_of('0'), text.size() - 1));
-  return (negative && text != "0" ? "-" : "") + std::string(text);
+  std::string out = negative && text != "0" ? "-" : "";
+  return out.append(text);
 }
 
 std::optional<int64_t> parse_integer(std::string_view text) { return parse_whole<int64_t>(text); }

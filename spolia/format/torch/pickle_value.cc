@@ -81,11 +81,17 @@ class TreeBuilder {
     return {{data.begin(), data.end()}};
   }
 
+  Global build_global(const Ref& ref) {
+    const GlobalName& global = ref.global();
+    count(bytes_, global.module.size() + global.name.size(), limits_.bytes, "bytes");
+    return {std::string(global.module), std::string(global.name)};
+  }
+
   Value build_object(const Ref& ref) {
     auto record = std::make_unique<Record>();
     const Ref& callable = ref.callable();
     if (callable.is(Kind::kGlobal)) {
-      record->type = {std::string(callable.global().module), std::string(callable.global().name)};
+      record->type = build_global(callable);
     } else {
       record->type.name = callable.is_none() ? "persistent_id" : "call";
       if (!callable.is_none()) record->args.push_back(build(callable));
@@ -128,7 +134,7 @@ class TreeBuilder {
       case Kind::kBigInt:
         return Value(BigInt{std::string(text(ref))});
       case Kind::kGlobal:
-        return Value(Global{std::string(ref.global().module), std::string(ref.global().name)});
+        return Value(build_global(ref));
       case Kind::kHandle:
         return build_handle(ref);
       case Kind::kTuple:
@@ -158,8 +164,8 @@ class TreeBuilder {
 TreeLimits TreeLimits::for_pickle(size_t bytes) {
   constexpr size_t kSlack = size_t{1} << 16;  // for small pickles that share a lot
   TreeLimits limits;
-  limits.nodes = kSlack + bytes;
-  limits.bytes = kSlack + 4 * bytes;
+  limits.nodes = kSlack + 4 * bytes;
+  limits.bytes = kSlack + 16 * bytes;
   return limits;
 }
 

@@ -17,7 +17,8 @@ using pickle::GlobalName;
 using pickle::Kind;
 using pickle::Ref;
 
-constexpr int64_t kMostIntegers = int64_t{1} << 20;
+constexpr int64_t kMostIntegers = int64_t{1} << 20;       // of a tensor
+constexpr int64_t kMostIntegersInAll = int64_t{1} << 22;  // of the meshes of a pickle
 
 enum HandleTag : uint32_t { kStorageHandle = 1, kTensorHandle };
 
@@ -95,6 +96,7 @@ int64_t number_argument(const Ref& args, size_t i, std::string_view what) {
 Dims dims_argument(const Ref& args, size_t i, std::string_view what) {
   const Ref& tuple = argument(args, i, what);
   if (!tuple.is(Kind::kTuple)) throw CorruptError("a tensor's {} is not a tuple", what);
+  if (tuple.items().size() > kMaxDims) throw UnsupportedError("a tensor of more than {} dims", kMaxDims);
   Dims dims;
   for (size_t d = 0; d < tuple.items().size(); ++d) dims.push_back(number_argument(tuple, d, what));
   return dims;
@@ -286,6 +288,7 @@ class TensorPickle::Reader final : public pickle::Hooks {
     const Ref& requires_grad = argument(args, 7, "requires_grad");
     tensor.requires_grad = requires_grad.is(Kind::kBool) && requires_grad.as_bool();
     tensor.spec = std::make_shared<DTensorSpec>(specs_.read(*spec));
+    checked_tensor_size(tensor.dtype, tensor.spec->shape);
     return add(std::move(tensor));
   }
 
@@ -298,15 +301,20 @@ class TensorPickle::Reader final : public pickle::Hooks {
     return nullptr;
   }
 
-  std::optional<IntegerTensor> integers(const Ref& ref) const {
+  /// All that the pickle's meshes read together is bounded: many may be views of one storage.
+  std::optional<IntegerTensor> integers(const Ref& ref) {
     const PickledTensor* tensor = pickle_.tensor(ref);
     if (tensor == nullptr) return std::nullopt;
+    integers_left_ -= numel(tensor->shape);
+    if (integers_left_ < 0)
+      throw UnsupportedError("device meshes of more than {} ranks in all", kMostIntegersInAll);
     return IntegerTensor{tensor->shape,
                          read_integers(pickle_.archive_, pickle_.storage_of(*tensor), *tensor)};
   }
 
   TensorPickle& pickle_;
   DTensorSpecReader specs_;
+  int64_t integers_left_ = kMostIntegersInAll;
 };
 
 const Dims& PickledTensor::global_shape() const { return spec == nullptr ? shape : spec->shape; }
@@ -323,9 +331,15 @@ const PickledTensor* TensorPickle::tensor(const Ref& ref) const {
 }
 
 Value TensorPickle::value(const Ref& ref) const {
+  const auto limits = pickle::TreeLimits::for_pickle(bytes_.size());
+  size_t sizes_left = limits.nodes;
   auto show = [&](const Ref& handle) -> std::optional<Value> {
     const PickledTensor* found = tensor(handle);
     if (found == nullptr) return std::nullopt;
+    if (found->global_shape().size() > sizes_left) {
+      throw CorruptError("{}: a value shows more tensors than its pickle justifies", where());
+    }
+    sizes_left -= found->global_shape().size();
     Tuple shape;
     for (int64_t size : found->global_shape()) shape.items.emplace_back(size);
     auto record = std::make_unique<Record>();
@@ -334,20 +348,15 @@ Value TensorPickle::value(const Ref& ref) const {
     record->args.emplace_back(std::move(shape));
     return Value(std::move(record));
   };
-  // Parts that are shared are copied, so a small pickle could ask for a huge tree.
-  pickle::TreeLimits limits;
-  limits.nodes = std::min(limits.nodes, (size_t{1} << 16) + 16 * bytes_.size());
-  limits.bytes = std::min(limits.bytes, (size_t{1} << 16) + 16 * bytes_.size());
   return pickle::to_value(ref, where(), limits, show);
 }
 
 std::string TensorPickle::unknown_tensor(const Ref& ref) {
   if (!ref.is(Kind::kObject) || !ref.callable().is(Kind::kGlobal)) return {};
   const GlobalName& function = ref.callable().global();
-  if (function.tag == kRebuildFromType || function.tag == kRebuildFromTypeV2) {
-    const Ref& type = ref.args().items()[1];
-    if (type.is(Kind::kGlobal)) return full_name(type.global());
-  }
+  std::span<const Ref> args = ref.args().items();
+  bool from_type = function.tag == kRebuildFromType || function.tag == kRebuildFromTypeV2;
+  if (from_type && args.size() > 1 && args[1].is(Kind::kGlobal)) return full_name(args[1].global());
   bool rebuilds = (function.module == "torch._utils" || function.module == "torch._tensor") &&
                   function.name.starts_with("_rebuild");
   return rebuilds ? full_name(function) : std::string();

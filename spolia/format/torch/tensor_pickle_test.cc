@@ -96,6 +96,12 @@ TEST(TensorPickle, TensorsStayInsideTheirStorages) {
   EXPECT_EQ(kind_of(py_tensor(floats(-1), 0, {4}, {1})), ErrorKind::kCorrupt);
 }
 
+TEST(TensorPickle, ShapesHaveAtMost64Dims) {
+  const std::vector<int64_t> most(64, 1), more(65, 1);
+  EXPECT_EQ(kind_of(py_tensor(floats(), 0, most, most)), std::nullopt);
+  EXPECT_EQ(kind_of(py_tensor(floats(), 0, more, more), {"dims"}), ErrorKind::kUnsupported);
+}
+
 TEST(TensorPickle, MalformedCallsAreCorrupt) {
   std::string rebuild = py_global("torch._utils", "_rebuild_tensor_v2");
   EXPECT_EQ(kind_of(py_call(rebuild, {})), ErrorKind::kCorrupt);
@@ -148,6 +154,22 @@ TEST(TensorPickle, ValuesShowTensors) {
   EXPECT_EQ(record->type, (Global{"torch", "Tensor"}));
   EXPECT_EQ(*record->args[0].get_if<std::string>(), "float32");
   EXPECT_EQ(record->args[1].get_if<Tuple>()->items.size(), 2u);
+}
+
+TEST(TensorPickle, ValuesCannotShowFarMoreThanThePickleHas) {
+  // A tensor of 64 dims in ever more places.
+  const std::vector<int64_t> dims(64, 1);
+  std::string many = py_tensor(floats(), 0, dims, dims) + "q\1" + "0](";
+  for (int i = 0; i < 20'000; ++i) many += "h\1";
+  Read read(many + "e");
+  EXPECT_EQ(kind_thrown([&] { read.pickle.value(read.pickle.root()); }, {"justifies"}), ErrorKind::kCorrupt);
+}
+
+TEST(TensorPickle, UnknownCallsMayLackTheirArguments) {
+  // With keyword arguments (NEWOBJ_EX) no hook sees the call.
+  Read read(py_global("torch._tensor", "_rebuild_from_type_v2") + ")" + py_fields({{"k", py_int(1)}}) +
+            "\x92");
+  EXPECT_EQ(TensorPickle::unknown_tensor(read.pickle.root()), "\"torch._tensor._rebuild_from_type_v2\"");
 }
 
 TEST(TensorPickle, ReadsIntegersOfAnyStride) {

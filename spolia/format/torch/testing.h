@@ -103,7 +103,7 @@ inline void expect_matches(const Source& source, const std::filesystem::path& ex
     EXPECT_EQ(std::vector<int64_t>(entry.shape.begin(), entry.shape.end()),
               truth["shape"].get<std::vector<int64_t>>())
         << entry.name;
-    EXPECT_EQ(sha256(gather(source, t)), truth["sha256"]) << entry.name;
+    EXPECT_EQ(sha256(gather(source, t)), truth["sha256"].get<std::string>()) << entry.name;
     if (!entry.path.empty()) {
       EXPECT_EQ(joined(entry.path), entry.name);
     }
