@@ -12,6 +12,13 @@
 #include "spolia/base/threads.h"
 
 namespace spolia::cli {
+namespace {
+
+/// Unlike fmt::print() it does not throw where a stream is closed or full: main() looks at stdout in the end,
+/// and nobody could be told about stderr.
+void put(FILE* stream, std::string_view text) { std::fwrite(text.data(), 1, text.size(), stream); }
+
+}  // namespace
 
 std::unique_ptr<Source> open(const std::string& path) { return open_source(posix_store(), path); }
 
@@ -24,11 +31,11 @@ void add_threads_option(CLI::App& verb, size_t& threads) {
 
 CLI::Option* add_bytes_option(CLI::App& verb, const std::string& name, int64_t& bytes,
                               const std::string& help) {
-  auto parse = [&bytes](const std::string& text) {
+  auto parse = [&bytes, name](const std::string& text) {
     try {
       bytes = parse_bytes(text);
     } catch (const Error& error) {
-      throw CLI::ValidationError(error.what());
+      throw CLI::ValidationError(name, error.what());
     }
   };
   return verb.add_option_function<std::string>(name, parse, help)->type_name("BYTES");
@@ -45,30 +52,24 @@ ProgressSink progress_bar(const Context& context) {
     const double part = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
     const double seconds = std::max(1e-3, std::chrono::duration<double>(now - start).count());
     const int filled = static_cast<int>(part * kWidth);
-    fmt::print(stderr, "\r[{:=<{}}{:{}}] {:3.0f} %  {} of {}  {}/s ", "", filled, "", kWidth - filled,
-               part * 100, human_bytes(done), human_bytes(total),
-               human_bytes(static_cast<int64_t>(static_cast<double>(done) / seconds)));
-    if (done >= total) fmt::print(stderr, "\n");
+    put(stderr, fmt::format("\r[{:=<{}}{:{}}] {:3.0f} %  {} of {}  {}/s ", "", filled, "", kWidth - filled,
+                            part * 100, human_bytes(done), human_bytes(total),
+                            human_bytes(static_cast<int64_t>(static_cast<double>(done) / seconds))));
+    if (done >= total) put(stderr, "\n");
     std::fflush(stderr);
   };
 }
 
-std::string printable(std::string_view name) {
-  std::string quoted_name = quote(name);
-  const bool plain = quoted_name.size() == name.size() + 2 && quoted_name.substr(1, name.size()) == name;
-  const bool only_long = is_utf8(name) && std::ranges::none_of(name, [](char c) {
-                           return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-                         });
-  return plain || only_long ? std::string(name) : quoted_name;
-}
-
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+void print(std::string_view text) { put(stdout, text); }
 
 void print_json(const nlohmann::ordered_json& json) {
-  // Names may be any bytes; JSON is UTF-8.
-  print(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  // Names may be any bytes. As ASCII, with \u escapes, they do no harm to a terminal.
+  print(json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-void print_note(std::string_view text) { fmt::print(stderr, "spolia: {}\n", text); }
+void print_note(std::string_view text) {
+  // A progress bar may stand in the line.
+  put(stderr, fmt::format("{}spolia: {}\n", isatty(STDERR_FILENO) ? "\r\x1b[K" : "", text));
+}
 
 }  // namespace spolia::cli

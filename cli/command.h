@@ -45,9 +45,6 @@ CLI::Option* add_bytes_option(CLI::App& verb, const std::string& name, int64_t& 
 /// A bar on stderr, where that is a terminal and --quiet was not given; else nothing.
 ProgressSink progress_bar(const Context& context);
 
-/// A name as it can stand in a line of a terminal: itself, or quoted where it has control bytes.
-std::string printable(std::string_view name);
-
 void print(std::string_view text);  // stdout
 void print_json(const nlohmann::ordered_json& json);
 void print_note(std::string_view text);  // stderr, one line

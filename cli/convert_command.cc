@@ -63,7 +63,7 @@ int run(const Context& context, const Options& options) {
       print_json(plan);
     } else {
       print(plan_text(conversion.plan, source->catalog(), target));
-      print_left_out(conversion.left_out);
+      if (!context.quiet) print_left_out(conversion.left_out);
     }
     return kFine;
   }
@@ -77,6 +77,7 @@ int run(const Context& context, const Options& options) {
                 {"bytes_read", report.bytes_read},
                 {"bytes_written", report.bytes_written},
                 {"checksums_checked", report.crcs_checked},
+                {"decoders_reopened", report.decoders_reopened},
                 {"seconds", seconds},
                 {"peak_resident_bytes", peak_resident_bytes()},
                 {"left_out", conversion.left_out},
@@ -84,6 +85,10 @@ int run(const Context& context, const Options& options) {
   } else if (!context.quiet) {
     print_left_out(conversion.left_out);
     for (const std::string& note : report.notes) print_note(note);
+    if (report.decoders_reopened > 0) {
+      print_note(fmt::format("compressed items were decoded again {} times; more --memory avoids that",
+                             report.decoders_reopened));
+    }
     print(fmt::format(
         "{} tensors, {} in {} file{}; {} checksums right; {:.3f} s, {}/s, of which {:.3f} s waiting for the "
         "disk; "

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "spolia/base/text.h"
 #include "spolia/checkpoint/digest.h"
 
 namespace spolia::cli {
@@ -23,19 +24,22 @@ int run(const Context& context, const Options& options) {
   const std::vector<std::string> digests = digest_tensors(*source, digest);
 
   const std::vector<TensorEntry>& tensors = source->catalog().tensors;
-  nlohmann::ordered_json document = nlohmann::ordered_json::object();
+  nlohmann::ordered_json::object_t document;
+  document.reserve(tensors.size());
   for (size_t t = 0; t < tensors.size(); ++t) {
     const TensorEntry& tensor = tensors[t];
     if (options.json) {
-      document[tensor.name] = {{"dtype", name_of(tensor.dtype)},
-                               {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                               {"sha256", digests[t]}};
+      nlohmann::ordered_json entry = {
+          {"dtype", name_of(tensor.dtype)},
+          {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
+          {"sha256", digests[t]}};
+      document.emplace_back(tensor.name, std::move(entry));  // operator[] would search for the name
     } else {
       print(fmt::format("{}  {}  {}  {}\n", digests[t], name_of(tensor.dtype), shape_text(tensor.shape),
                         printable(tensor.name)));
     }
   }
-  if (options.json) print_json(document);
+  if (options.json) print_json(std::move(document));
   return kFine;
 }
 

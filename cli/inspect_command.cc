@@ -14,6 +14,7 @@ struct Options {
   std::string path;
   bool json = false;
   bool chunks = false;
+  bool quiet = false;
 };
 
 std::vector<int64_t> list(std::span<const int64_t> numbers) { return {numbers.begin(), numbers.end()}; }
@@ -38,22 +39,27 @@ nlohmann::ordered_json chunk_list(const Catalog& catalog, const TensorEntry& ten
 
 void print_as_json(const Source& source, const Options& options) {
   const Catalog& catalog = source.catalog();
-  nlohmann::ordered_json tensors = nlohmann::ordered_json::object(),
-                         values = nlohmann::ordered_json::object();
+  // Filled with emplace_back(), since operator[] would search for each name among those before it.
+  nlohmann::ordered_json::object_t tensors, values;
+  tensors.reserve(catalog.tensors.size());
+  values.reserve(catalog.values.size());
   for (const TensorEntry& tensor : catalog.tensors) {
     nlohmann::ordered_json entry = {{"dtype", name_of(tensor.dtype)},
                                     {"shape", list(tensor.shape)},
                                     {"bytes", tensor.bytes()},
                                     {"chunks", tensor.chunks()}};
     if (options.chunks) entry["chunk_list"] = chunk_list(catalog, tensor);
-    tensors[tensor.name] = std::move(entry);
+    tensors.emplace_back(tensor.name, std::move(entry));
   }
   for (size_t v = 0; v < catalog.values.size(); ++v)
-    values[catalog.values[v].name] = value_json(source.value(v));
-  nlohmann::ordered_json document = {
-      {"format", catalog.format}, {"tensors", std::move(tensors)}, {"values", std::move(values)}};
-  if (!catalog.notes.empty()) document["notes"] = catalog.notes;
+    values.emplace_back(catalog.values[v].name, value_json(source.value(v)));
+  nlohmann::ordered_json document;
+  document["format"] = catalog.format;
+  document["tensors"] = std::move(tensors);
+  document["values"] = std::move(values);
   print_json(document);
+  if (options.quiet) return;
+  for (const std::string& note : catalog.notes) print_note(printable(note));
 }
 
 void print_as_text(const Source& source, const Options& options) {
@@ -85,6 +91,7 @@ void print_as_text(const Source& source, const Options& options) {
   for (size_t v = 0; v < catalog.values.size(); ++v) {
     print(fmt::format("{} = {}\n", printable(catalog.values[v].name), printable(source.value(v).text())));
   }
+  if (options.quiet) return;
   print(fmt::format("\n{} tensors in {} chunks, {} ({} bytes); {} values; {} files\n", catalog.tensors.size(),
                     chunks, human_bytes(bytes), bytes, catalog.values.size(), catalog.files.size()));
   for (const std::string& note : catalog.notes) print(fmt::format("note: {}\n", printable(note)));
@@ -99,6 +106,7 @@ void add_inspect_command(CLI::App& app, Context& context) {
   verb->add_option("PATH", options->path, "a checkpoint: a folder or a file")->required();
   verb->add_flag("--json", options->json, "print JSON");
   verb->add_flag("--chunks", options->chunks, "list every tensor's chunks and where they lie");
+  verb->add_flag("--quiet", options->quiet, "show no totals and no notes");
   verb->callback([&context, options] {
     context.run = [options] {
       const auto source = open(options->path);

@@ -1,4 +1,7 @@
 // The command `spolia`: parses, runs one verb, turns errors into one line and an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -17,12 +20,28 @@ void on_signal(int number) {
   std::signal(number, SIG_DFL);
 }
 
+void handle_signals(spolia::CancelToken& cancel) {
+  interrupted = &cancel;
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  if (std::signal(SIGHUP, on_signal) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
+}
+
+/// Standard streams that the caller closed stay useless, but their numbers are taken: no file that is opened
+/// later gets what is printed.
+void occupy_standard_streams() {
+  for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // Opened so that using it fails, as with a closed one.
+    if (::fcntl(stream, F_GETFD) == -1) ::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
 int run(spolia::cli::Context& context) {
   using namespace spolia::cli;
   try {
     const int code = context.run();
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
-      print_note("the output could not be written");
+      print_note("cannot write to standard output");
       return kFailure;
     }
     return code;
@@ -43,6 +62,7 @@ int run(spolia::cli::Context& context) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_streams();
   spolia::cli::Context context;
   CLI::App app(
       "Spolia: reads, checks and converts the checkpoints of large models.\n"
@@ -59,8 +79,6 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? spolia::cli::kFine : spolia::cli::kFailure;
   }
-  interrupted = &context.cancel;
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  handle_signals(context.cancel);
   return run(context);
 }

@@ -30,6 +30,21 @@ size_t utf8_sequence(std::string_view text) {
   return length;
 }
 
+/// The length of the character at the front of `text`, or 0 where it would not show as itself: a byte that is
+/// not UTF-8, a control character (C0, DEL, C1), or one that breaks or reorders a line (U+2028 to U+202E,
+/// U+2066 to U+2069).
+size_t shown_character(std::string_view text) {
+  const size_t length = utf8_sequence(text);
+  const std::string_view character = text.substr(0, length);
+  auto lies_between = [&](std::string_view first, std::string_view last) {
+    return length == first.size() && first <= character && character <= last;
+  };
+  const bool harmful = lies_between({"\0", 1}, "\x1f") || character == "\x7f" ||
+                       lies_between("\xc2\x80", "\xc2\x9f") || lies_between("\xe2\x80\xa8", "\xe2\x80\xae") ||
+                       lies_between("\xe2\x81\xa6", "\xe2\x81\xa9");
+  return harmful ? 0 : length;
+}
+
 /// "" and "B" are 1, "k" and "KiB" 1024, "KB" 1000, and so on; nothing for other text.
 std::optional<int64_t> bytes_of_unit(std::string_view unit) {
   if (unit.empty() || unit == "B") return 1;
@@ -58,7 +73,7 @@ std::string quote(std::string_view name) {
   std::string out = "\"";
   size_t total = name.size();
   while (!name.empty() && total - name.size() < kShown) {
-    size_t length = utf8_sequence(name);
+    size_t length = shown_character(name);
     char c = name[0];
     if (c == '"' || c == '\\') {
       out += '\\';
@@ -67,9 +82,7 @@ std::string quote(std::string_view name) {
       out += "\\n";
     } else if (c == '\t') {
       out += "\\t";
-    } else if (length == 0 || static_cast<unsigned char>(c) < 0x20 || c == 0x7f ||
-               (length == 2 && c == '\xC2' && static_cast<unsigned char>(name[1]) < 0xA0)) {  // C1 controls
-      length = 1;
+    } else if (length == 0) {
       out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     } else {
       out += name.substr(0, length);
@@ -79,6 +92,15 @@ std::string quote(std::string_view name) {
   out += '"';
   if (!name.empty()) out += fmt::format(" ({} bytes long)", total);
   return out;
+}
+
+std::string printable(std::string_view name) {
+  for (std::string_view rest = name; !rest.empty();) {
+    const size_t length = shown_character(rest);
+    if (length == 0) return quote(name);
+    rest.remove_prefix(length);
+  }
+  return std::string(name);
 }
 
 std::string human_bytes(int64_t bytes) {

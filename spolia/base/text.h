@@ -11,6 +11,10 @@ namespace spolia {
 /// at most about 200 bytes of it shown. For names and paths in messages: they may come from strangers.
 std::string quote(std::string_view name);
 
+/// `name` as it can stand in a line for people: whole and as it is, or quote(name) where it holds something
+/// that would not show as itself.
+std::string printable(std::string_view name);
+
 /// "1.5 GiB", "312 B".
 std::string human_bytes(int64_t bytes);
 

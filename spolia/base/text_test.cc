@@ -37,6 +37,24 @@ RC_GTEST_PROP(Quote, IsPrintableUtf8, (const std::string& name)) {
   for (char c : quoted) RC_ASSERT(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
 }
 
+TEST(Quote, EscapesWhatReordersALine) {
+  EXPECT_EQ(quote("a\u202eb"), R"("a\xe2\x80\xaeb")");
+  EXPECT_EQ(quote("a\u2027b\u202fc\u2065d"), "\"a\u2027b\u202fc\u2065d\"");
+}
+
+TEST(Printable, IsTheNameItselfUnlessThatWouldHarm) {
+  for (std::string name : {std::string(), std::string("model.layers.0"), std::string("a \"quoted\\ name"),
+                           std::string("模型🙂"), std::string(5000, 'x')}) {
+    EXPECT_EQ(printable(name), name);
+  }
+  EXPECT_EQ(printable(std::string("a\0b", 3)), R"("a\x00b")");
+  EXPECT_EQ(printable("\x1b[31m"), R"("\x1b[31m")");
+  EXPECT_EQ(printable("two\nlines"), R"("two\nlines")");
+  EXPECT_EQ(printable("\u009b31m"), R"("\xc2\x9b31m")");
+  EXPECT_EQ(printable("\u2066a"), R"("\xe2\x81\xa6a")");
+  EXPECT_EQ(printable("\xff"), R"("\xff")");
+}
+
 TEST(Utf8, KnowsTheEdges) {
   for (const char* good : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
                            "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {

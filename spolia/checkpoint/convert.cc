@@ -63,7 +63,9 @@ Conversion plan_conversion(const Catalog& source, const ConvertOptions& options)
                                 static_cast<size_t>(target.find_tensor(s.name) - target.tensors.data())));
   }
   conversion.plan = plan_transfer(source, target, std::move(copies), conversion.target.order, options.plan);
-  for (const ValueEntry& value : source.values) conversion.left_out.push_back(value.name);
+  for (const ValueEntry& value : source.values) {
+    if (name_below(options.selection.root, value.name, value.path)) conversion.left_out.push_back(value.name);
+  }
   return conversion;
 }
 
@@ -94,7 +96,9 @@ Report run_conversion(const Source& source, const Conversion& conversion, Store&
 
   for (const std::string& leftover : folder.leftovers()) {
     report.notes.push_back(
-        fmt::format("{} was left by a run that was killed; it can be removed", quote(leftover)));
+        fmt::format("{} is partial: if no other run is still writing it, it was left by one that was killed "
+                    "and can be removed",
+                    quote(leftover)));
   }
   return report;
 }

@@ -28,7 +28,7 @@ struct ConvertOptions {
 struct Conversion {
   HuggingFaceFolder target;
   TransferPlan plan;
-  std::vector<std::string> left_out;  // values, which safetensors cannot hold
+  std::vector<std::string> left_out;  // values below the root, which safetensors cannot hold
 };
 
 /// Decides what a conversion to a safetensors folder will write. Checks names, dtypes and exact coverage;

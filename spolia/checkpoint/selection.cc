@@ -2,28 +2,12 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
 
 namespace spolia {
 namespace {
-
-/// The name below `root`, or nothing where the tensor does not lie there. A key may have dots of its own, so
-/// the recorded path decides where there is one.
-std::optional<std::string> below_root(const TensorEntry& tensor, const std::string& root) {
-  if (root.empty()) return tensor.name;
-  if (tensor.path.empty()) {
-    if (!tensor.name.starts_with(root + ".")) return std::nullopt;
-    return tensor.name.substr(root.size() + 1);
-  }
-  for (size_t keys = 1; keys < tensor.path.size(); ++keys) {
-    const auto split = tensor.path.begin() + static_cast<ptrdiff_t>(keys);
-    if (joined(KeyPath(tensor.path.begin(), split)) == root) return joined(KeyPath(split, tensor.path.end()));
-  }
-  return std::nullopt;
-}
 
 /// Patterns that remember which of them ever matched.
 class Patterns {
@@ -67,6 +51,19 @@ void require_distinct(const Catalog& catalog, const std::vector<SelectedTensor>&
 
 }  // namespace
 
+std::optional<std::string> name_below(const std::string& root, const std::string& name, const KeyPath& path) {
+  if (root.empty()) return name;
+  if (path.empty()) {
+    if (!name.starts_with(root + ".")) return std::nullopt;
+    return name.substr(root.size() + 1);
+  }
+  for (size_t keys = 1; keys < path.size(); ++keys) {
+    const auto split = path.begin() + static_cast<ptrdiff_t>(keys);
+    if (joined(KeyPath(path.begin(), split)) == root) return joined(KeyPath(split, path.end()));
+  }
+  return std::nullopt;
+}
+
 std::vector<SelectedTensor> select_tensors(const Catalog& catalog, const Selection& selection) {
   Patterns select(selection.select, "--select"), drop(selection.drop, "--drop");
   std::vector<SelectedTensor> selected;
@@ -76,7 +73,7 @@ std::vector<SelectedTensor> select_tensors(const Catalog& catalog, const Selecti
     // Each pattern sees each name, so that one that is mistyped shows whatever the others do.
     const bool chosen = select.match(tensor.name) || selection.select.empty();
     const bool dropped = drop.match(tensor.name);
-    std::optional<std::string> name = below_root(tensor, selection.root);
+    std::optional<std::string> name = name_below(selection.root, tensor.name, tensor.path);
     root_found = root_found || name;
     if (!name || !chosen || dropped) continue;
     if (!selection.strip_prefix.empty() && name->starts_with(selection.strip_prefix)) {

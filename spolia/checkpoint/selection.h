@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct SelectedTensor {
   size_t tensor = 0;  // an index into the catalog's tensors
   std::string name;   // its new name
 };
+
+/// What the tensor or value `name` is called below the key `root`, or nothing where it does not lie there. A
+/// key may have dots of its own, so the recorded path decides where there is one.
+std::optional<std::string> name_below(const std::string& root, const std::string& name, const KeyPath& path);
 
 /// The selected tensors, in the catalog's order. InvalidArgumentError where a root, pattern or prefix matches
 /// nothing (it is probably mistyped), where two tensors would have one name, or where nothing is left.

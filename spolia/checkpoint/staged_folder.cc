@@ -59,7 +59,7 @@ StagedFolder::~StagedFolder() {
   if (published_) return;
   try {
     store_.remove_all(partial_);
-  } catch (const Error&) {
+  } catch (...) {
     // What went wrong before matters more; the folder's name says that it is partial.
   }
 }

@@ -16,15 +16,13 @@ struct Lane {
   size_t end;
 };
 
-/// Whether a target tensor is made of compressed items: those are decoded forward, so its tiles must come in
-/// order.
+/// Whether a target tensor is made of compressed items: those are decoded forward, so its tiles should come
+/// in order. Writers pack all items of a tensor alike; were they mixed, reading would only be slower.
 bool is_compressed(const TransferPlan& plan, const Source& source, size_t target) {
-  for (const RegionCopy& copy : plan.copies_of(target)) {
-    for (size_t chunk = 0; chunk < source.catalog().tensors[copy.source].chunks(); ++chunk) {
-      if (source.payload(copy.source, chunk).codec != Codec::kNone) return true;
-    }
-  }
-  return false;
+  return std::ranges::any_of(plan.copies_of(target), [&](const RegionCopy& copy) {
+    const TensorEntry& tensor = source.catalog().tensors[copy.source];
+    return tensor.chunks() > 0 && source.payload(copy.source, 0).codec != Codec::kNone;
+  });
 }
 
 /// Each tile is a lane, but those of one tensor that must be read in order are one together.
@@ -113,7 +111,9 @@ Report execute(const TransferPlan& plan, const Source& source, const Catalog& ta
   report.seconds["transfer"] =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const auto& worker : workers) {
-    if (worker) report.bytes_read += worker->reader.bytes_read();
+    if (!worker) continue;
+    report.bytes_read += worker->reader.bytes_read();
+    report.decoders_reopened += worker->reader.decoders_reopened();
   }
   report.bytes_written = plan.cost.bytes_written;
   report.tensors = plan.cost.tensors;

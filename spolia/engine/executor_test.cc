@@ -170,15 +170,8 @@ struct Case {
   std::vector<size_t> order;
 
   void add_target(const std::string& name, DType dtype, const Dims& shape) {
-    TensorEntry tensor;
-    tensor.name = name;
-    tensor.dtype = dtype;
-    tensor.shape = shape;
-    tensor.boxes = BoxList(shape.size());
-    tensor.boxes.add(whole(shape));
-    tensor.extents = {{0, 0, tensor.bytes()}};
     order.push_back(target.tensors.size());
-    target.tensors.push_back(std::move(tensor));
+    target.tensors.push_back(whole_tensor(name, dtype, shape, {0, 0, byte_size(dtype, shape)}));
   }
 
   /// With small tiles, so that small tensors are cut as large ones are.

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t kFreeGap = int64_t{8} << 10;     // reading over less costs a disk less than a second read
 constexpr int64_t kLongRead = int64_t{256} << 10;  // long enough to go straight into place, alone
-constexpr size_t kMostDecoders = 4;                // of one thread; each holds a window of some mebibytes
 
 Dims byte_strides(std::span<const int64_t> sizes, int64_t width) {
   Dims strides = row_major_strides(sizes);
@@ -163,11 +162,17 @@ void TileReader::fetch(const Payload& payload, int64_t offset, std::span<std::by
   bytes_read_ += static_cast<int64_t>(out.size());
 }
 
+void TileReader::close_decoders() {
+  decoders_.clear();
+  opened_.clear();
+}
+
 ByteSource& TileReader::decoder_of(const Payload& payload) {
   const PayloadKey key = key_of(payload);
   auto at = std::ranges::find(decoders_, key, &Decoder::key);
   if (at == decoders_.end()) {
-    if (decoders_.size() >= kMostDecoders) decoders_.erase(decoders_.begin());
+    if (decoders_.size() >= context_.plan.decoders) decoders_.erase(decoders_.begin());
+    if (!opened_.insert(key).second) ++decoders_reopened_;
     const Extent& stored = payload.stored;
     decoders_.push_back(
         {key, open_bytes(context_.source.file(stored.file), stored.offset, stored.length, payload.codec)});

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -56,9 +57,10 @@ class TileReader {
   /// Reads a part of a payload for its checksum alone.
   void read_for_check(const CrcLedger::Gap& gap);
   /// Drops the decoders of compressed items; to be called where reading jumps elsewhere.
-  void close_decoders() { decoders_.clear(); }
+  void close_decoders();
 
   int64_t bytes_read() const { return bytes_read_; }
+  int64_t decoders_reopened() const { return decoders_reopened_; }
 
  private:
   struct ChunkUse {
@@ -83,7 +85,9 @@ class TileReader {
   std::vector<ChunkUse> uses_;     // of the tile being read
   std::vector<ReadOp> ops_;        // likewise
   std::vector<Decoder> decoders_;  // the last one used at the back
+  std::set<PayloadKey> opened_;    // by decoders, since close_decoders()
   int64_t bytes_read_ = 0;
+  int64_t decoders_reopened_ = 0;
 };
 
 }  // namespace spolia

@@ -89,7 +89,7 @@ std::string made_of(const TransferPlan& plan, const Catalog& source, const Catal
   std::string text;
   for (const RegionCopy& copy : plan.copies_of(t)) {
     const TensorEntry& from = source.tensors[copy.source];
-    text += fmt::format("{}{} ({} chunk{})", text.empty() ? "" : " + ", from.name, from.chunks(),
+    text += fmt::format("{}{} ({} chunk{})", text.empty() ? "" : " + ", printable(from.name), from.chunks(),
                         from.chunks() == 1 ? "" : "s");
     if (from.dtype != target.tensors[t].dtype) text += fmt::format(" cast from {}", name_of(from.dtype));
   }
@@ -118,10 +118,12 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   }
   TransferPlan plan;
   plan.threads = threads_within(options.memory, options.threads);
-  // Half of a thread's share is for the tile, half for scratch; a quarter of the budget stays free for what
-  // reading needs besides: decoders' windows, opened items.
-  const int64_t share = options.memory / 4 * 3 / static_cast<int64_t>(plan.threads);
-  plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, share / 2 / 4096 * 4096);
+  // Three quarters of a thread's share are for its tile and its scratch, the rest is for decoders.
+  constexpr int64_t kDecoderBytes = int64_t{3}
+                                    << 20;  // the window and buffers of a frame by zstd's default level
+  const int64_t share = options.memory / static_cast<int64_t>(plan.threads);
+  plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, share / 8 * 3 / 4096 * 4096);
+  plan.decoders = static_cast<size_t>(std::max<int64_t>(1, share / 4 / kDecoderBytes));
 
   std::ranges::stable_sort(copies, {}, &RegionCopy::target);
   plan.copies = std::move(copies);
@@ -150,21 +152,23 @@ std::string plan_text(const TransferPlan& plan, const Catalog& source, const Cat
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
     text += fmt::format("{}  {}  {}  {} <- {}\n", target.files[tensor.extents[0].file], name_of(tensor.dtype),
-                        shape_text(tensor.shape), tensor.name, made_of(plan, source, target, t));
+                        shape_text(tensor.shape), printable(tensor.name), made_of(plan, source, target, t));
   }
   return text;
 }
 
 nlohmann::ordered_json plan_json(const TransferPlan& plan, const Catalog& source, const Catalog& target) {
-  nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
+  nlohmann::ordered_json::object_t tensors;
+  tensors.reserve(target.tensors.size());
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
     nlohmann::ordered_json from = nlohmann::ordered_json::array();
     for (const RegionCopy& copy : plan.copies_of(t)) from.push_back(source.tensors[copy.source].name);
-    tensors[tensor.name] = {{"dtype", name_of(tensor.dtype)},
-                            {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                            {"file", target.files[tensor.extents[0].file]},
-                            {"from", from}};
+    nlohmann::ordered_json entry = {{"dtype", name_of(tensor.dtype)},
+                                    {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                                    {"file", target.files[tensor.extents[0].file]},
+                                    {"from", std::move(from)}};
+    tensors.emplace_back(tensor.name, std::move(entry));  // operator[] would search for the name
   }
   return {{"bytes_read", plan.cost.bytes_read},
           {"bytes_written", plan.cost.bytes_written},

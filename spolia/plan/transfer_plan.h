@@ -54,6 +54,7 @@ struct TransferPlan {
   std::vector<size_t> first_region;  // regions of tile i: [first_region[i], first_region[i + 1])
   int64_t tile_bytes = 0;            // no tile is larger
   int64_t scratch_bytes = 0;         // a thread's room for bytes that cannot be read into place
+  size_t decoders = 1;  // compressed items a thread may keep open; each holds a window of some mebibytes
   size_t threads = 1;
   TransferCost cost;
 

@@ -12,15 +12,8 @@
 namespace spolia {
 namespace {
 
-TensorEntry tensor_of(const std::string& name, DType dtype, const Dims& shape, int64_t offset = 0) {
-  TensorEntry tensor;
-  tensor.name = name;
-  tensor.dtype = dtype;
-  tensor.shape = shape;
-  tensor.boxes = BoxList(shape.size());
-  tensor.boxes.add(whole(shape));
-  tensor.extents = {{0, offset, tensor.bytes()}};
-  return tensor;
+TensorEntry tensor_of(const std::string& name, DType dtype, const Dims& shape) {
+  return whole_tensor(name, dtype, shape, {0, 0, byte_size(dtype, shape)});
 }
 
 Catalog catalog_of(std::vector<TensorEntry> tensors) {

@@ -37,6 +37,18 @@ void sort_entries(Catalog& catalog) {
   }
 }
 
+TensorEntry whole_tensor(std::string name, DType dtype, std::span<const int64_t> shape,
+                         const Extent& extent) {
+  TensorEntry tensor;
+  tensor.name = std::move(name);
+  tensor.dtype = dtype;
+  tensor.shape = Dims(shape);
+  tensor.boxes = BoxList(shape.size());
+  tensor.boxes.add(whole(shape));
+  tensor.extents = {extent};
+  return tensor;
+}
+
 Dims addressable_shape(DType dtype, std::span<const int64_t> shape) {
   return is_sub_byte(dtype) ? Dims{byte_size(dtype, shape)} : Dims(shape);
 }

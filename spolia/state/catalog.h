@@ -45,6 +45,9 @@ struct TensorEntry {
   int64_t bytes() const { return byte_size(dtype, shape); }
 };
 
+/// A tensor that is one chunk, stored at `extent`.
+TensorEntry whole_tensor(std::string name, DType dtype, std::span<const int64_t> shape, const Extent& extent);
+
 /// The shape by which a tensor's bytes are addressed: its own, or, where elements are finer than a byte, the
 /// number of its bytes.
 Dims addressable_shape(DType dtype, std::span<const int64_t> shape);

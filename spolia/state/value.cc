@@ -19,6 +19,8 @@ template <class... Fs>
 struct Overload : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overload(Fs...) -> Overload<Fs...>;
 
 using Json = nlohmann::ordered_json;
 

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 class TempFolder {
  public:
   TempFolder() {
-    std::string name = testing::TempDir() + "/spolia_store_XXXXXX";
+    std::string name = ::testing::TempDir() + "/spolia_store_XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) throw_system_error(errno, "cannot make " + name);
     path_ = fs::canonical(name);
   }
