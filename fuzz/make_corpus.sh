@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Collects the seeds of a fuzz target from the checkpoints in tests/data: fuzz/make_corpus.sh NAME FOLDER
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export LC_ALL=C  # bytes are bytes
+
+name=$1
+folder=$2
+readonly largest=40k  # larger seeds make slow runs
+
+mkdir -p "$folder"
+rm -f "$folder"/*
+
+# add: a seed from standard input.
+add() { cat >"$(mktemp "$folder/XXXXXXXX")"; }
+
+# files PATTERN: the small files of all checkpoints whose name matches.
+files() { find tests/data -path "*/checkpoint/*" -name "$1" -size "-$largest" | sort; }
+
+add_files() {
+  local file
+  while read -r file; do add <"$file"; done < <(files "$1")
+}
+
+# Archives of torch.save: a DCP checkpoint with one item a file has nothing else.
+items() { find tests/data/*/files-per-item-2/checkpoint -name '*.distcp' | sort; }
+
+# cut_bytes FILE BEGIN END: the bytes [BEGIN, END); END may be missing.
+cut_bytes() {
+  dd if="$1" iflag=skip_bytes,count_bytes skip="$2" ${3:+count=$(($3 - $2))} status=none
+}
+
+# offsets FILE PATTERN: where the pattern is met.
+offsets() { grep -obUaP "$2" "$1" | sed 's/:.*//'; }
+
+# The pickle of a torch.save archive: from its first opcode to the next record.
+add_pickle() {
+  local begin end
+  begin=$(offsets "$1" '\x80\x02' | sed -n 1p)
+  end=$(offsets "$1" 'PK(\x03\x04|\x07\x08)' | awk -v begin="$begin" '$1 > begin' | sed -n 1p)
+  cut_bytes "$1" "$begin" "$end" | add
+}
+
+# add_zstd_frames PREFIX: the frames of a compressed checkpoint, each with the prefix before it.
+add_zstd_frames() {
+  local file begins i
+  for file in tests/data/*/zstd-2/checkpoint/*.distcp; do
+    mapfile -t begins < <(offsets "$file" '\x28\xb5\x2f\xfd')
+    for i in "${!begins[@]}"; do
+      { printf '%s' "${1:-}"; cut_bytes "$file" "${begins[i]}" "${begins[i + 1]:-}"; } | add
+    done
+  done
+}
+
+case $name in
+  safetensors) add_files '*.safetensors' ;;
+  weight_index) add_files '*.index.json' ;;
+  sharding_info)
+    while read -r file; do
+      { grep -aoP '"DCP_SHARDING_INFO":"\K([^"\\]|\\.)*' "$file" || true; } | sed 's/\\"/"/g' | add
+    done < <(files 'shard-*.safetensors')
+    ;;
+  dcp_metadata) add_files .metadata ;;
+  pickle)
+    add_files .metadata
+    for file in $(items); do add_pickle "$file"; done
+    ;;
+  tensor_pickle)
+    for file in $(items) tests/data/*/rank-files-2/checkpoint/*.pt tests/data/*/torch-save-1/checkpoint/*.pt; do
+      add_pickle "$file"
+    done
+    ;;
+  zip | torch_save) for file in $(items); do add <"$file"; done ;;
+  dcp_item)
+    for file in $(items); do add <"$file"; done
+    add_zstd_frames
+    ;;
+  byte_source)
+    add_zstd_frames ' '
+    for file in $(items); do { printf '!'; gzip -c <"$file" | tail -c +11 | head -c -8; } | add; done
+    ;;
+  text)
+    for text in 'replicate' 'shard(-1)' 'shard(0, balanced)' 'strided(0, 2, chunked)' 'partial(sum)' \
+      'ragged([0, 1], [3, 1, 0])' '64MiB' '5GB' '512k' 'model.*.weight\0model.layers.0.weight' '*a?b*\0xaybab'; do
+      printf "$text" | add
+    done
+    ;;
+esac

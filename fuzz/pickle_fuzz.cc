@@ -1,0 +1,26 @@
+// Any pickle: the machine, the tree of values, and how values are shown.
+#include <nlohmann/json.hpp>
+
+#include "fuzz/fuzzing.h"
+#include "spolia/format/torch/pickle.h"
+#include "spolia/format/torch/pickle_value.h"
+
+namespace spolia::fuzzing {
+
+void run(Bytes bytes) {
+  accepts([&] {
+    pickle::Heap heap;
+    pickle::Result result = pickle::read(heap, bytes, "memory");
+    require(result.end > 0 && result.end <= bytes.size());
+    Value value = pickle::to_value(result.root, "memory", pickle::TreeLimits::for_pickle(bytes.size()));
+    Value copy = value;
+    require(copy == value);
+    require(!value.python_type().empty() || value.record() != nullptr || value.get_if<Global>() != nullptr);
+    std::string text = value.text();
+    require(is_utf8(text) && text.size() < 1000);
+    require(std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; }));
+    if (value.is_json()) value.to_json().dump();
+  });
+}
+
+}  // namespace spolia::fuzzing
