@@ -1,0 +1,202 @@
+// `spolia convert` of a DCP checkpoint to safetensors, beside copying its files, writing as many bytes to the
+// disk as fast as it takes them, and, where a command for it is given, PyTorch. All results are durable
+// inside the timing and have fresh names.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "bench/child_process.h"
+#include "bench/make_dcp.h"
+#include "bench/measure.h"
+#include "spolia/base/checked.h"
+#include "spolia/base/error.h"
+#include "spolia/base/text.h"
+#include "spolia/base/threads.h"
+#include "spolia/device/buffer.h"
+#include "spolia/format/source.h"
+#include "spolia/store/file_descriptor.h"
+
+namespace spolia::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string command = SPOLIA_COMMAND;
+  std::string work = SPOLIA_BENCH_FOLDER;
+  std::string checkpoint;
+  std::string peer;
+  std::string memory = "64MiB";
+  std::vector<std::string> cases = {"rows", "columns", "small"};
+  double gib = 1;
+  int rounds = 7;
+};
+
+/// What is converted.
+struct Input {
+  std::string title;
+  fs::path folder;
+  int64_t bytes = 0;
+  int64_t chunks = 0;
+};
+
+Input describe(std::string title, const fs::path& folder) {
+  const auto source = open_source(posix_store(), folder);
+  Input input{std::move(title), folder};
+  for (const TensorEntry& tensor : source->catalog().tensors) {
+    input.bytes += tensor.bytes();
+    input.chunks += static_cast<int64_t>(tensor.chunks());
+  }
+  return input;
+}
+
+/// The rule of how much `spolia convert` may have resident.
+int64_t allowed_memory(const Input& input, const Options& options) {
+  return (int64_t{64} << 20) + 150 * input.chunks + parse_bytes(options.memory);
+}
+
+std::string quoted_for_shell(const fs::path& path) { return "'" + path.string() + "'"; }
+
+/// cp of the files, each of them and the folder fsynced.
+Sample copy_and_sync(const std::vector<fs::path>& files, const fs::path& target) {
+  std::vector<std::string> from, to;
+  for (const fs::path& file : files) {
+    from.push_back(quoted_for_shell(file));
+    to.push_back(quoted_for_shell(target / file.filename()));
+  }
+  const std::string folder = quoted_for_shell(target);
+  const Finished finished = run_shell(fmt::format("mkdir {0} && cp {1} {0} && sync {2} {0}", folder,
+                                                  fmt::join(from, " "), fmt::join(to, " ")));
+  return {finished.seconds, finished.peak_resident_bytes};
+}
+
+/// `bytes` from memory past the page cache into a new file, by two threads.
+Sample write_directly(const fs::path& target, int64_t bytes) {
+  constexpr int64_t kBlock = int64_t{4} << 20;
+  Buffer block(kBlock);
+  block.prefault();
+  return {timed([&] {
+    FileDescriptor file(::open(target.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_DIRECT, 0666));
+    if (!file) throw_system_error(errno, "cannot open a file for direct writing");
+    parallel_for(2, static_cast<size_t>(ceil_div(bytes, kBlock)), [&](size_t, size_t i) {
+      if (::pwrite(file.get(), block.data(), kBlock, static_cast<int64_t>(i) * kBlock) != kBlock) {
+        throw_system_error(errno, "cannot write directly");
+      }
+    });
+    if (::fdatasync(file.get()) != 0) throw_system_error(errno, "cannot sync");
+  })};
+}
+
+/// The peer's command reports in one line of JSON, as its own clock has it: loading Python does not count.
+Sample run_peer(const std::string& command) {
+  const nlohmann::json said = nlohmann::json::parse(run_shell(command).output);
+  return {said.at("median_s").get<double>(), said.value("peak_rss", int64_t{0})};
+}
+
+/// Proves that the conversion has the tensors of its source.
+void check_equal(const Options& options, const fs::path& source, const fs::path& converted) {
+  auto digest = [&](const fs::path& path) { return run_child({options.command, "digest", path}).output; };
+  if (digest(source) != digest(converted)) {
+    throw MismatchError("{} and {} differ", source.string(), converted.string());
+  }
+}
+
+void compare(const Options& options, const Input& input) {
+  const fs::path target = fs::path(options.work) / "target";
+  const std::vector<fs::path> files = files_in(input.folder);
+  fs::remove_all(target);
+  run_child({options.command, "verify", input.folder, "--quiet"});
+  run_child({options.command, "convert", input.folder, target, "--to", "safetensors", "--quiet"});
+  check_equal(options, input.folder, target);
+
+  auto ready = [&](double times_output) {
+    return [&, times_output] {
+      fs::remove_all(target);
+      prime(files, static_cast<int64_t>(times_output * static_cast<double>(input.bytes)));
+    };
+  };
+  auto convert = [&]() -> Sample {
+    const Finished finished = run_child({options.command, "convert", input.folder, target, "--to",
+                                         "safetensors", "--memory", options.memory, "--quiet"});
+    return {finished.seconds, finished.peak_resident_bytes};
+  };
+  std::vector<Contender> contenders{
+      {fmt::format("spolia convert --memory {}", options.memory), convert, ready(1.5)},
+      {"cp of the same files, and sync", [&] { return copy_and_sync(files, target); }, ready(1.5)},
+      {"as many bytes straight to the disk", [&] { return write_directly(target, input.bytes); }, ready(0.1)},
+  };
+  if (!options.peer.empty()) {
+    contenders.push_back({"the peer (--peer)", [&] { return run_peer(options.peer); }, ready(5)});
+  }
+  const auto samples = take_turns(contenders, options.rounds);
+  print_table(fmt::format("{}: {:.2f} GB in {} chunks, {} rounds", input.title,
+                          static_cast<double>(input.bytes) / 1e9, input.chunks, options.rounds),
+              contenders, samples, input.bytes);
+  fmt::print("by the rule, spolia may take {} of memory\n", human_bytes(allowed_memory(input, options)));
+  fs::remove_all(target);
+}
+
+Input make_input(const Options& options, const std::string& name) {
+  const fs::path folder = fs::path(options.work) / name;
+  fs::remove_all(folder);
+  constexpr int64_t kRanks = 2;
+  const auto bytes = static_cast<int64_t>(options.gib * (1 << 30));
+  std::string title;
+  if (name == "small") {
+    make_dcp(folder, small_shapes(100'000, 4096), Sharding::kWhole, kRanks);
+    title = "100,000 tensors of 4 KiB";
+  } else if (name == "columns") {
+    make_dcp(folder, llama_like_shapes(bytes), Sharding::kColumns, kRanks);
+    title = "2 ranks, sharded by columns";
+  } else {
+    make_dcp(folder, llama_like_shapes(bytes), Sharding::kRows, kRanks);
+    title = "2 ranks, sharded by rows";
+  }
+  return describe(title, folder);
+}
+
+void run(const Options& options) {
+  fs::create_directories(options.work);
+  if (!options.checkpoint.empty()) {
+    compare(options, describe(options.checkpoint, options.checkpoint));
+    return;
+  }
+  for (const std::string& name : options.cases) {
+    const Input input = make_input(options, name);
+    compare(options, input);
+    fs::remove_all(input.folder);
+  }
+}
+
+}  // namespace
+}  // namespace spolia::bench
+
+int main(int argc, char** argv) {
+  spolia::bench::Options options;
+  CLI::App app("Times `spolia convert` beside cp, the disk and, if wished, PyTorch.");
+  app.add_option("--case", options.cases, "which inputs: rows, columns, small")
+      ->check(CLI::IsMember({"rows", "columns", "small"}));
+  app.add_option("--checkpoint", options.checkpoint, "a DCP checkpoint to convert instead");
+  app.add_option("--gib", options.gib, "the size of the inputs sharded by rows and columns")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rounds", options.rounds, "how often each runs")->check(CLI::PositiveNumber);
+  app.add_option("--memory", options.memory, "the budget given to spolia");
+  app.add_option("--peer", options.peer,
+                 "a shell command to compare with; prints one line of JSON: median_s, peak_rss");
+  app.add_option("--work", options.work, "a folder for inputs and outputs, on the disk to be measured");
+  app.add_option("--command", options.command, "the spolia to measure");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    spolia::bench::run(options);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "convert_bench: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
