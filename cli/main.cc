@@ -1,5 +1,6 @@
 // The command `spolia`: parses, runs one verb, turns errors into one line and an exit code.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -36,6 +37,14 @@ void occupy_standard_streams() {
   }
 }
 
+/// A checkpoint may have thousands of files, which are all kept open; the usual limit is a modest 1024.
+void allow_many_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int run(spolia::cli::Context& context) {
   using namespace spolia::cli;
   try {
@@ -63,6 +72,7 @@ int run(spolia::cli::Context& context) {
 
 int main(int argc, char** argv) {
   occupy_standard_streams();
+  allow_many_open_files();
   spolia::cli::Context context;
   CLI::App app(
       "Spolia: reads, checks and converts the checkpoints of large models.\n"

@@ -36,7 +36,27 @@ void throw_system_error(int error_number, std::string_view what) {
 }
 
 void rethrow_with_context(const Error& error, std::string_view context) {
-  throw Error(error.kind(), fmt::format("{}: {}", context, error.what()));
+  const std::string message = fmt::format("{}: {}", context, error.what());
+  switch (error.kind()) {  // as the type that callers of that kind catch
+    case ErrorKind::kInvalidArgument:
+      throw InvalidArgumentError("{}", message);
+    case ErrorKind::kNotFound:
+      throw NotFoundError("{}", message);
+    case ErrorKind::kCorrupt:
+      throw CorruptError("{}", message);
+    case ErrorKind::kUnsupported:
+      throw UnsupportedError("{}", message);
+    case ErrorKind::kMismatch:
+      throw MismatchError("{}", message);
+    case ErrorKind::kIo:
+      throw IoError("{}", message);
+    case ErrorKind::kCancelled:
+      throw CancelledError("{}", message);
+    case ErrorKind::kTimeout:
+    case ErrorKind::kPeerFailed:
+      break;
+  }
+  throw Error(error.kind(), message);
 }
 
 }  // namespace spolia

@@ -50,8 +50,8 @@ class FakeSource final : public Source {
   /// else.
   void add_chunk(const Box& box, std::span<const std::byte> payload, int64_t first, const Dims& strides,
                  Codec codec) {
-    std::vector<std::byte> item(5, std::byte{0xEE});
-    item.insert(item.end(), payload.begin(), payload.end());
+    std::vector<std::byte> item(5 + payload.size(), std::byte{0xEE});
+    std::ranges::copy(payload, item.begin() + 5);
     if (codec == Codec::kZstd) {
       std::vector<std::byte> packed(ZSTD_compressBound(item.size()));
       packed.resize(ZSTD_compress(packed.data(), packed.size(), item.data(), item.size(), 1));

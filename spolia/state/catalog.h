@@ -30,7 +30,7 @@ using KeyPath = std::vector<PathKey>;
 enum class MemoryFormat : uint8_t { kContiguous, kChannelsLast, kPreserve };
 
 /// A tensor, whole or in chunks. Chunks tile the shape exactly in a sound checkpoint (`verify` proves it);
-/// empty shards may be recorded as empty boxes; a replica saved twice is recorded twice.
+/// empty shards may be recorded as empty boxes; of a replica that was saved twice, one is recorded.
 struct TensorEntry {
   std::string name;
   DType dtype = DType::kFloat32;

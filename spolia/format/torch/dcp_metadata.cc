@@ -92,6 +92,10 @@ class CompactObjects : public pickle::Hooks {
   const std::set<std::string_view>& transforms() const { return transforms_; }
 
  private:
+  /// Longer names would make comparing them again and again slow; no tensor or file has one.
+  static bool is_name(const Ref* text) {
+    return text != nullptr && text->is(Kind::kString) && text->text().size() <= 4096;
+  }
   static bool are_dims(const Ref* tuple) {
     return tuple != nullptr && tuple->is(Kind::kTuple) && tuple->items().size() <= kMaxDims &&
            std::ranges::all_of(tuple->items(), [](const Ref& item) { return item.is(Kind::kInt); });
@@ -116,7 +120,7 @@ class CompactObjects : public pickle::Hooks {
 
   std::optional<Ref> index(const Ref* name, const Ref* hint, const Ref* offset) {
     bool is_bytes = offset == nullptr || offset->is_none();
-    if (name == nullptr || !name->is(Kind::kString) || !(is_bytes || are_dims(offset))) return std::nullopt;
+    if (!is_name(name) || !(is_bytes || are_dims(offset))) return std::nullopt;
     Ref handle = is_bytes ? start(kBytesIndex, 0) : start(kIndex, offset->items().size());
     numbers_.push_back(names_.number(name->text()));
     if (is_bytes) return handle;
@@ -129,8 +133,8 @@ class CompactObjects : public pickle::Hooks {
     const Ref* path = state.find("relative_path");
     const Ref* offset = state.find("offset");
     const Ref* length = state.find("length");
-    if (path == nullptr || offset == nullptr || length == nullptr || !path->is(Kind::kString) ||
-        !offset->is(Kind::kInt) || !length->is(Kind::kInt)) {
+    if (!is_name(path) || offset == nullptr || length == nullptr || !offset->is(Kind::kInt) ||
+        !length->is(Kind::kInt)) {
       return std::nullopt;
     }
     if (state.items().size() > 6) note_transforms(state.find("transform_descriptors"));
@@ -142,7 +146,9 @@ class CompactObjects : public pickle::Hooks {
   }
 
   void note_transforms(const Ref* descriptors) {
+    constexpr size_t kMostDescriptors = 16;  // one list may be that of all items
     if (descriptors == nullptr || !descriptors->is(Kind::kList)) return;
+    if (descriptors->items().size() > kMostDescriptors) return;
     for (const Ref& descriptor : descriptors->items()) {
       if (descriptor.is(Kind::kString)) transforms_.insert(descriptor.text());
     }
@@ -235,7 +241,8 @@ std::span<const Ref> dict_items(const Ref* dict, std::string_view what) {
 /// Turns the object that the pickle held into a catalog. Errors do not name the file.
 class CatalogBuilder {
  public:
-  CatalogBuilder(const CompactObjects& objects, Catalog& catalog) : objects_(objects), catalog_(catalog) {}
+  CatalogBuilder(const CompactObjects& objects, size_t pickle_bytes, Catalog& catalog)
+      : objects_(objects), catalog_(catalog), allowance_((size_t{1} << 16) + 16 * pickle_bytes) {}
 
   void build(const Ref& root) {
     const Ref* state = root.is(Kind::kObject) ? &root.state() : nullptr;
@@ -250,6 +257,14 @@ class CatalogBuilder {
   }
 
  private:
+  /// A pickle may have one name, path or list of chunks in many places; the catalog has a copy in each.
+  void spend(size_t bytes) {
+    if (bytes > allowance_) {
+      throw CorruptError("shared parts would make the catalog far larger than the file");
+    }
+    allowance_ -= bytes;
+  }
+
   void add_notes(const Ref& root) {
     constexpr std::string_view kKnown[] = {"state_dict_metadata", "planner_data", "storage_data",
                                            "storage_meta", "version"};
@@ -273,6 +288,7 @@ class CatalogBuilder {
       if (!entries[i].is(Kind::kString))
         throw CorruptError("a name is {}", pickle::name_of(entries[i].kind()));
       std::string_view name = entries[i].text();
+      spend(sizeof(TensorEntry) + name.size());
       std::string_view type = class_name(&entries[i + 1]);
       if (type == "TensorStorageMetadata") {
         add_tensor(name, entries[i + 1].state());
@@ -312,9 +328,10 @@ class CatalogBuilder {
     tensor.memory_format = memory_format_of(items[3]);
   }
 
-  void read_chunks(TensorEntry& tensor, const Ref* chunks) const {
+  void read_chunks(TensorEntry& tensor, const Ref* chunks) {
     if (chunks == nullptr || !chunks->is(Kind::kList)) throw CorruptError("has no list of chunks");
     size_t ndim = tensor.shape.size();
+    spend(chunks->items().size() * (2 * ndim * sizeof(int64_t) + sizeof(Extent)));
     tensor.boxes = BoxList(ndim);
     tensor.boxes.reserve(chunks->items().size());
     tensor.extents.assign(chunks->items().size(), ChunkPlacer::kNowhere);
@@ -338,9 +355,16 @@ class CatalogBuilder {
       if (!entries[i].is(Kind::kString)) continue;
       size_t tensor = tensor_index(entries[i].text());
       size_t value = value_index(entries[i].text());
+      spend_path(entries[i + 1]);
       if (tensor != kNone) catalog_.tensors[tensor].path = path_of(entries[i + 1]);
       if (value != kNone) catalog_.values[value].path = path_of(entries[i + 1]);
     }
+  }
+
+  void spend_path(const Ref& path) {
+    if (!path.is(Kind::kTuple) && !path.is(Kind::kList)) return;
+    for (const Ref& key : path.items())
+      spend(sizeof(PathKey) + (key.is(Kind::kString) ? key.text().size() : 0));
   }
 
   void place_items(std::span<const Ref> entries) {
@@ -398,6 +422,7 @@ class CatalogBuilder {
 
   const CompactObjects& objects_;
   Catalog& catalog_;
+  size_t allowance_;  // of bytes that the catalog may still take
 };
 
 pickle::Result read_pickle(pickle::Heap& heap, std::span<const std::byte> bytes, const std::string& where,
@@ -422,7 +447,7 @@ Catalog read_dcp_metadata(std::span<const std::byte> bytes, const std::filesyste
   CompactObjects objects;
   pickle::Result result = read_pickle(heap, bytes, where, objects);
   try {
-    CatalogBuilder(objects, catalog).build(result.root);
+    CatalogBuilder(objects, bytes.size(), catalog).build(result.root);
   } catch (const Error& error) {
     rethrow_with_context(error, where);
   }

@@ -29,7 +29,7 @@ namespace spolia {
 /// chunk, two items for one, numbers that are negative, overflow or leave the shape, a name that is there
 /// twice. UnsupportedError: layouts other than strided, unknown dtypes and kinds of entries.
 ///
-/// Costs about 0.5 s a million chunks and, besides `bytes`, 200 bytes a chunk while it runs.
+/// Costs about 1 s a million chunks and, besides `bytes`, 200 bytes a chunk while it runs.
 Catalog read_dcp_metadata(std::span<const std::byte> bytes, const std::filesystem::path& path);
 
 /// One catalog of the parts that ranks wrote each for itself (`__0.metadata`, `__1.metadata`, ...), all in

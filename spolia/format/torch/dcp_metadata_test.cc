@@ -333,6 +333,30 @@ TEST(DcpMetadataTest, DamageIsNamed) {
                  {"tensor \"w\"", "torch.sparse_coo"});
 }
 
+TEST(DcpMetadataTest, SharedPartsCannotGrowWithoutEnd) {
+  constexpr ErrorKind kCorrupt = ErrorKind::kCorrupt;
+  // planner_data that gives many names one path of a long key.
+  const std::string key(10'000, 'k');
+  Metadata metadata;
+  metadata.more_attributes = [&](Writer& out) {
+    out.string("planner_data");
+    out.empty_dict();
+    out.mark();
+    out.string("w");
+    out.string(key);
+    out.tuple1();
+    auto path = out.put();
+    for (int i = 0; i < 1000; ++i) {
+      out.string("w");
+      out.get(path);
+    }
+    out.set_from_mark();
+  };
+  expect_refused(metadata, kCorrupt, {"shared parts"});
+  expect_refused({.items = {{std::string(4097, 'n')}}}, kCorrupt, {"MetadataIndex"});
+  expect_refused({.items = {{.name = "w", .file = std::string(4097, 'f')}}}, kCorrupt, {"relative_path"});
+}
+
 TEST(DcpMetadataTest, WhatIsNoMetadataIsRefused) {
   auto message = [](std::string_view bytes) -> std::string {
     try {

@@ -185,15 +185,13 @@ bool is_plain_reconstruction(std::span<const Ref> args) {
   return args.size() == 3 && args[1].is_global("builtins", "object") && args[2].is_none();
 }
 
-bool fetches(Op op) { return op == Op::kBinGet || op == Op::kLongBinGet || op == Op::kGet; }
-
 }  // namespace
 
 void Machine::mark_fetched() {
   while (true) {
-    const Instruction& instruction = decoder_.next();
+    const Instruction& instruction = decoder_.next_fetch();
     if (instruction.op == Op::kStop) return;
-    if (fetches(instruction.op)) memo_.mark(instruction.number);
+    memo_.mark(instruction.number);
   }
 }
 
@@ -251,7 +249,7 @@ void Machine::step(const Instruction& instruction) {
     case Op::kBinInt:
     case Op::kBinInt1:
     case Op::kBinInt2:
-      push(Ref::integer(instruction.number));
+      push(Ref(Kind::kInt, 0, instruction.number));
       break;
     case Op::kBinFloat:
       push(Ref::floating(std::bit_cast<double>(instruction.number)));

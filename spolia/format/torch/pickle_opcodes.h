@@ -81,6 +81,9 @@ enum class Op : uint8_t {
   kReadonlyBuffer = 0x98,
 };
 
+/// Whether the opcode pushes a memo entry.
+inline bool fetches(Op op) { return op == Op::kBinGet || op == Op::kLongBinGet || op == Op::kGet; }
+
 /// One opcode with its argument, which is in `number`, `text` or (GLOBAL, INST) both texts.
 struct Instruction {
   Op op = Op::kStop;
@@ -98,6 +101,9 @@ class Decoder {
   /// CorruptError where the bytes end early or are no opcode; UnsupportedError, by name, for what Spolia does
   /// not read. The reference holds until the next call.
   const Instruction& next();
+
+  /// The next instruction that fetches from the memo, or STOP.
+  const Instruction& next_fetch();
 
   /// Where the last instruction started, and where the next one does.
   size_t offset() const { return static_cast<size_t>(start_ - begin_); }
@@ -150,6 +156,14 @@ inline const Instruction& Decoder::next() {
   instruction_.op = static_cast<Op>(code);
   if (uint8_t form = kArgumentForms[code]; form != kNoArgument) decode_argument(form);
   return instruction_;
+}
+
+inline const Instruction& Decoder::next_fetch() {
+  while (true) {
+    while (at_ < end_ && kArgumentForms[static_cast<uint8_t>(*at_)] == kNoArgument && *at_ != '.') ++at_;
+    const Instruction& instruction = next();
+    if (instruction.op == Op::kStop || fetches(instruction.op)) return instruction;
+  }
 }
 
 inline void Decoder::decode_argument(uint8_t form) {

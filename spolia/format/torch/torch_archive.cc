@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/hash.h"
 #include "spolia/base/text.h"
@@ -13,7 +14,8 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::string_view kPickleRecord = "data.pkl";
-constexpr int64_t kAlwaysAllowedPickle = int64_t{16} << 20;
+constexpr int64_t kAlwaysAllowedPickle = int64_t{4} << 20;
+constexpr int64_t kMostGrowth = 16;  // of a packed pickle; reading one costs a hundred times its size
 
 bool starts_with(std::span<const std::byte> bytes, std::string_view prefix, size_t at = 0) {
   return bytes.size() >= at + prefix.size() &&
@@ -74,8 +76,8 @@ std::string TorchArchive::find_root() const {
 }
 
 std::vector<std::byte> TorchArchive::pickle() const {
-  return zip_.read(*zip_.find(root_ + std::string(kPickleRecord)),
-                   std::max(stored_bytes_, kAlwaysAllowedPickle));
+  int64_t most = try_mul(stored_bytes_, kMostGrowth).value_or(kNoLimit);
+  return zip_.read(*zip_.find(root_ + std::string(kPickleRecord)), std::max(most, kAlwaysAllowedPickle));
 }
 
 const ZipRecord& TorchArchive::storage(std::string_view key) const {

@@ -23,7 +23,7 @@ class TorchArchive {
   const Zip& zip() const { return zip_; }
 
   /// The bytes of data.pkl, its CRC checked. UnsupportedError where it is packed and unpacks to more than
-  /// 16 MiB and more than the file's own bytes.
+  /// 4 MiB and more than 16 times the bytes stored.
   std::vector<std::byte> pickle() const;
 
   /// The record of a storage; CorruptError where it is missing.
