@@ -125,19 +125,6 @@ TEST_F(CutShort, AFullDiskIsNamedAndLeavesNothing) {
   EXPECT_EQ(names_in(temp_.path()), std::set<std::string>{"source.safetensors"});
 }
 
-TEST_F(CutShort, TooManyFilesLeaveNothing) {
-  const auto few_files = [] {
-    const rlimit limit{16, 16};
-    ::setrlimit(RLIMIT_NOFILE, &limit);
-  };
-  std::vector<std::string> many = arguments();
-  many.insert(many.end(), {"--max-shard-size", "2MiB"});
-  const Outcome outcome = spolia(many, few_files);
-  EXPECT_EQ(outcome.exit_code, 2);
-  expect_contains(outcome.err, "Too many open files");
-  EXPECT_EQ(names_in(temp_.path()), std::set<std::string>{"source.safetensors"});
-}
-
 /// Converts `count` tensors of `mebibytes` each within a budget, and looks at what that took.
 void expect_within_budget(int count, int64_t mebibytes, int64_t budget_mebibytes) {
   const TempFolder temp;

@@ -282,7 +282,7 @@ TEST(Hostile, FilesThatAreNotThereOrElsewhere) {
     SCOPED_TRACE(file);
     expect_metadata_refused([&](Catalog& catalog, TensorEntry&) { catalog.files[0] = file; }, {file});
   }
-  std::string hostile = "\x1b[2J\n" + std::string(100'000, 'x');
+  std::string hostile = "\x1b[2J\n" + std::string(4000, 'x');
   expect_metadata_refused([&](Catalog& catalog, TensorEntry&) { catalog.files[0] = hostile; }, {"\\x1b"});
 }
 
