@@ -193,6 +193,7 @@ int main(int argc, char** argv) {
   app.add_option("--command", options.command, "the spolia to measure");
   CLI11_PARSE(app, argc, argv);
   try {
+    spolia::bench::print_load();
     spolia::bench::run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "convert_bench: {}\n", error.what());

@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 
 #include <fmt/format.h>
 
 #include "spolia/base/text.h"
+#include "spolia/base/threads.h"
 #include "spolia/device/buffer.h"
 #include "spolia/store/store.h"
 
@@ -65,6 +67,12 @@ double timed(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void print_load() {
+  double load = 0;
+  if (getloadavg(&load, 1) != 1) return;
+  fmt::print("{} hardware threads; load average before the start: {:.2f}\n", hardware_threads(), load);
 }
 
 void print_table(const std::string& title, std::span<const Contender> contenders,

@@ -42,6 +42,9 @@ double median(std::vector<double> values);
 /// Seconds of body().
 double timed(const std::function<void()>& body);
 
+/// Prints how busy the machine is with other things: figures from a busy one say little.
+void print_load();
+
 /// Prints a line a contender: seconds (median, least, most), GB/s of `bytes`, how many times as long as the
 /// first one it took (the median of the rounds' ratios), and its peak memory where known.
 void print_table(const std::string& title, std::span<const Contender> contenders,

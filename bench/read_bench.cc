@@ -117,6 +117,7 @@ int main(int argc, char** argv) {
   app.add_option("--command", options.command, "the spolia to measure");
   CLI11_PARSE(app, argc, argv);
   try {
+    spolia::bench::print_load();
     spolia::bench::run(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "read_bench: {}\n", error.what());
