@@ -50,8 +50,11 @@ class IndexReader : public JsonReader {
   bool end_array() override { return end_object(); }
 
   bool key(std::string& key) override {
-    if (depth_ == 1) section_ = std::move(key);
-    if (depth_ == 2) key_ = std::move(key);
+    if (depth_ == 1) {
+      section_ = std::move(key);
+    } else if (depth_ == 2) {
+      key_ = std::move(key);
+    }
     return true;
   }
 
