@@ -57,10 +57,10 @@ Conversion plan_conversion(const Catalog& source, const ConvertOptions& options)
   conversion.target = lay_out_hugging_face_folder(specs, options.max_shard_bytes);
 
   const Catalog& target = conversion.target.catalog;
-  std::vector<RegionCopy> copies;
+  std::vector<RegionCopy> copies(target.tensors.size());
   for (const SelectedTensor& s : selected) {
-    copies.push_back(copy_whole(source, s.tensor,
-                                static_cast<size_t>(target.find_tensor(s.name) - target.tensors.data())));
+    const size_t t = static_cast<size_t>(target.find_tensor(s.name) - target.tensors.data());
+    copies[t] = copy_whole(source, s.tensor, t);
   }
   conversion.plan = plan_transfer(source, target, std::move(copies), conversion.target.order, options.plan);
   for (const ValueEntry& value : source.values) {

@@ -125,7 +125,9 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, share / 8 * 3 / 4096 * 4096);
   plan.decoders = static_cast<size_t>(std::max<int64_t>(1, share / 4 / kDecoderBytes));
 
-  std::ranges::stable_sort(copies, {}, &RegionCopy::target);
+  if (!std::ranges::is_sorted(copies, {}, &RegionCopy::target)) {  // sorting takes as much memory again
+    std::ranges::stable_sort(copies, {}, &RegionCopy::target);
+  }
   plan.copies = std::move(copies);
   plan.first_copy.assign(target.tensors.size() + 1, 0);
   for (const RegionCopy& copy : plan.copies) {
