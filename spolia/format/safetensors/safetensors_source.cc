@@ -265,8 +265,8 @@ std::string choose_index(const std::vector<std::string>& indices, const std::fil
                          name_list(indices));
 }
 
-std::unique_ptr<Source> open_index(std::shared_ptr<const Store> store, const std::filesystem::path& folder,
-                                   const InputFile& index_file) {
+std::unique_ptr<Source> open_index(const std::shared_ptr<const Store>& store,
+                                   const std::filesystem::path& folder, const InputFile& index_file) {
   WeightIndex index = read_weight_index(index_file);
   std::string index_name = index_file.path().string();
   const std::vector<std::string> files = index.files();
@@ -304,7 +304,7 @@ std::unique_ptr<Source> open_safetensors_file(std::shared_ptr<const Store> store
 std::unique_ptr<Source> open_safetensors_index(std::shared_ptr<const Store> store,
                                                const std::filesystem::path& index) {
   auto opened = store->open(index);
-  return open_index(std::move(store), folder_of(index), *opened);
+  return open_index(store, folder_of(index), *opened);
 }
 
 bool is_safetensors_name(std::string_view name) {
@@ -316,7 +316,7 @@ std::unique_ptr<Source> open_safetensors_folder(std::shared_ptr<const Store> sto
   std::vector<std::string> indices = files_ending_in(*store, folder, kIndexSuffix);
   if (!indices.empty()) {
     auto index = store->open_inside(folder, choose_index(indices, folder));
-    return open_index(std::move(store), folder, *index);
+    return open_index(store, folder, *index);
   }
   std::vector<std::string> files = files_ending_in(*store, folder, kFileSuffix);
   if (files.empty()) throw UnsupportedError("{} has no safetensors files", quote(folder.string()));
