@@ -15,8 +15,7 @@ namespace spolia {
 struct Report {
   std::map<std::string, double> seconds;  // a phase ("plan", "transfer", "sync", ...) -> wall seconds
   int64_t bytes_read = 0;                 // from the source's files
-  int64_t decoders_reopened =
-      0;  // compressed items decoded from their start again, for want of memory to keep them open
+  int64_t decoders_reopened = 0;          // compressed items decoded again, as memory kept too few open
   int64_t bytes_written = 0;
   int64_t tensors = 0;
   int64_t crcs_checked = 0;        // payloads whose stored checksum was compared
