@@ -20,6 +20,11 @@ void check_write_range(const std::filesystem::path& path, int64_t offset, int64_
                              quote(path.native()));
 }
 
+void throw_cannot_exchange(const std::filesystem::path& a, const std::filesystem::path& b) {
+  throw UnsupportedError("cannot exchange {} with {}: their file system cannot do that in one step",
+                         quote(a.native()), quote(b.native()));
+}
+
 void check_relative_name(const std::filesystem::path& folder, const std::string& relative) {
   const auto refuse = [&](const char* reason) {
     throw CorruptError("the file name {} in {} {}", quote(relative), quote(folder.native()), reason);

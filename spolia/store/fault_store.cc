@@ -22,20 +22,30 @@ std::string_view name_of(Operation operation) {
       return "create";
     case Operation::kWrite:
       return "write";
+    case Operation::kCopy:
+      return "copy";
     case Operation::kStartWriteback:
       return "start writeback";
     case Operation::kSync:
       return "sync";
+    case Operation::kDropCached:
+      return "drop cached";
+    case Operation::kClose:
+      return "close";
     case Operation::kExists:
       return "exists";
     case Operation::kIsFolder:
       return "is folder";
+    case Operation::kIsLink:
+      return "is link";
     case Operation::kList:
       return "list";
     case Operation::kCreateFolder:
       return "create folder";
     case Operation::kRename:
       return "rename";
+    case Operation::kExchange:
+      return "exchange";
     case Operation::kSyncFolder:
       return "sync folder";
     case Operation::kRemoveAll:
@@ -80,6 +90,11 @@ class FaultStore::Faults {
   void shrink(const fs::path& path, int64_t size) {
     const std::lock_guard lock(mutex_);
     damages_[path].size = size;
+  }
+
+  bool is_damaged(const fs::path& path) const {
+    const std::lock_guard lock(mutex_);
+    return damages_.contains(path);
   }
 
   /// Does to bytes that were read at `offset` what was done to their file.
@@ -128,6 +143,12 @@ class FaultStore::Input : public InputFile {
     faults_->damage(path(), offset, out);
   }
 
+  /// What a copy reads: the file below, which the kernel can copy, unless it was damaged.
+  const InputFile& to_copy() const {
+    if (faults_->is_damaged(path())) return *this;
+    return *file_;
+  }
+
  private:
   std::shared_ptr<Faults> faults_;
   std::unique_ptr<InputFile> file_;
@@ -145,6 +166,12 @@ class FaultStore::Output : public OutputFile {
     file_->write(offset, bytes);
   }
 
+  void copy_from(const InputFile& from, int64_t from_offset, int64_t to_offset, int64_t length) override {
+    faults_->begin({Operation::kCopy, from.path(), path()});
+    const auto* input = dynamic_cast<const Input*>(&from);
+    file_->copy_from(input ? input->to_copy() : from, from_offset, to_offset, length);
+  }
+
   void start_writeback(int64_t offset, int64_t length) override {
     faults_->begin({Operation::kStartWriteback, path()});
     file_->start_writeback(offset, length);
@@ -153,6 +180,16 @@ class FaultStore::Output : public OutputFile {
   void sync() override {
     faults_->begin({Operation::kSync, path()});
     file_->sync();
+  }
+
+  void drop_cached() override {
+    faults_->begin({Operation::kDropCached, path()});
+    file_->drop_cached();
+  }
+
+  void close() override {
+    faults_->begin({Operation::kClose, path()});
+    file_->close();
   }
 
  private:
@@ -210,6 +247,11 @@ bool FaultStore::is_folder(const fs::path& path) const {
   return store_->is_folder(path);
 }
 
+bool FaultStore::is_link(const fs::path& path) const {
+  faults_->begin({Operation::kIsLink, path});
+  return store_->is_link(path);
+}
+
 std::vector<FolderEntry> FaultStore::list(const fs::path& folder) const {
   faults_->begin({Operation::kList, folder});
   return store_->list(folder);
@@ -223,6 +265,11 @@ void FaultStore::create_folder(const fs::path& folder) {
 void FaultStore::rename(const fs::path& from, const fs::path& to) {
   faults_->begin({Operation::kRename, from, to});
   store_->rename(from, to);
+}
+
+void FaultStore::exchange(const fs::path& a, const fs::path& b) {
+  faults_->begin({Operation::kExchange, a, b});
+  store_->exchange(a, b);
 }
 
 void FaultStore::sync_folder(const fs::path& folder) {

@@ -16,13 +16,18 @@ enum class Operation {
   kRead,
   kCreate,
   kWrite,
+  kCopy,
   kStartWriteback,
   kSync,
+  kDropCached,
+  kClose,
   kExists,
   kIsFolder,
+  kIsLink,
   kList,
   kCreateFolder,
   kRename,
+  kExchange,
   kSyncFolder,
   kRemoveAll,
 };
@@ -38,7 +43,7 @@ class FaultStore : public Store {
   struct Event {
     Operation operation;
     std::filesystem::path path;
-    std::filesystem::path target = {};  // of a rename
+    std::filesystem::path target = {};  // of a rename, exchange or copy
     friend bool operator==(const Event&, const Event&) = default;
   };
   /// What was asked so far, in the order in which it began, failed or not.
@@ -65,9 +70,11 @@ class FaultStore : public Store {
   std::unique_ptr<OutputFile> create(const std::filesystem::path& path) override;
   bool exists(const std::filesystem::path& path) const override;
   bool is_folder(const std::filesystem::path& path) const override;
+  bool is_link(const std::filesystem::path& path) const override;
   std::vector<FolderEntry> list(const std::filesystem::path& folder) const override;
   void create_folder(const std::filesystem::path& folder) override;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  void exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
   void sync_folder(const std::filesystem::path& folder) override;
   void remove_all(const std::filesystem::path& path) override;
 

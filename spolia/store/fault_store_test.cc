@@ -50,14 +50,19 @@ TEST_F(Faults, EveryOperationCanFail) {
       {kCreate, [&] { store_.create("/c"); }},
       {kWrite, [&] { out->write(0, byte); }},
       {kStartWriteback, [&] { out->start_writeback(0, 1); }},
+      {kCopy, [&] { out->copy_from(*in, 0, 0, 4); }},
       {kSync, [&] { out->sync(); }},
+      {kDropCached, [&] { out->drop_cached(); }},
       {kExists, [&] { store_.exists("/a"); }},
       {kIsFolder, [&] { store_.is_folder("/a"); }},
+      {kIsLink, [&] { store_.is_link("/a"); }},
       {kList, [&] { store_.list("/"); }},
       {kCreateFolder, [&] { store_.create_folder("/f"); }},
+      {kExchange, [&] { store_.exchange("/a", "/b"); }},
       {kRename, [&] { store_.rename("/a", "/r"); }},
       {kSyncFolder, [&] { store_.sync_folder("/"); }},
       {kRemoveAll, [&] { store_.remove_all("/a"); }},
+      {kClose, [&] { out->close(); }},
   };
   for (const auto& [operation, run] : operations) {
     SCOPED_TRACE(name_of(operation));
@@ -91,6 +96,21 @@ TEST_F(Faults, AnActionMayUseTheStore) {
     put(store_, "/a", "new");
   });
   EXPECT_EQ(get(store_, "/a"), "new");
+}
+
+TEST_F(Faults, CopiesAreOneOperationAndTakeDamageAlong) {
+  put(store_, "/a", "abcdef");
+  const auto in = store_.open("/a");
+  const auto out = store_.create("/b");
+  out->copy_from(*in, 1, 0, 3);
+  EXPECT_EQ(store_.log().back(), (FaultStore::Event{Operation::kCopy, "/a", "/b"}));
+  EXPECT_EQ(store_.count(Operation::kRead), 0);
+  EXPECT_EQ(get(*memory_, "/b"), "bcd");
+  store_.flip("/a", 1);
+  out->copy_from(*in, 1, 0, 3);
+  EXPECT_EQ(get(*memory_, "/b"), "\x9d\x63\x64");
+  store_.shrink("/a", 3);
+  expect_error(ErrorKind::kCorrupt, {"/a", "has 3 bytes"}, [&] { out->copy_from(*in, 1, 0, 3); });
 }
 
 TEST_F(Faults, FlippedBytesAndShrunkFiles) {

@@ -21,6 +21,8 @@ class FileDescriptor {
   }
 
   int get() const { return fd_; }
+  /// Gives the descriptor away, to be closed by the caller; -1 for none.
+  int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:

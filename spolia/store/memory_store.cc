@@ -26,6 +26,11 @@ fs::path normal(const fs::path& path) {
   return result.has_filename() ? result : result.parent_path();
 }
 
+/// Whether `path` is `folder` or lies in it; both are normal.
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
+
 }  // namespace
 
 /// A file or a folder.
@@ -85,6 +90,7 @@ class MemoryStore::Output : public OutputFile {
     check_write_range(path_, offset, std::ssize(bytes));
     if (bytes.empty()) return;
     const std::lock_guard lock(*mutex_);
+    check_open("write");
     const size_t end = static_cast<size_t>(offset) + bytes.size();
     if (end > file_->bytes.size()) file_->bytes.resize(end);
     std::copy(bytes.begin(), bytes.end(), file_->bytes.begin() + offset);
@@ -94,12 +100,25 @@ class MemoryStore::Output : public OutputFile {
 
   void sync() override {
     const std::lock_guard lock(*mutex_);
+    check_open("sync");
     file_->durable_bytes = file_->bytes;
   }
 
+  void drop_cached() override {}
+
+  void close() override {
+    const std::lock_guard lock(*mutex_);
+    check_open("close");
+    file_ = nullptr;
+  }
+
  private:
+  void check_open(std::string_view action) const {
+    if (!file_) throw_system_error(EBADF, cannot(action, path_));
+  }
+
   std::shared_ptr<std::mutex> mutex_;
-  std::shared_ptr<Node> file_;
+  std::shared_ptr<Node> file_;  // until it is closed
   fs::path path_;
 };
 
@@ -208,10 +227,28 @@ void MemoryStore::rename(const fs::path& from, const fs::path& to) {
   Node& parent = get_folder(source.parent_path(), what);
   get_folder(target.parent_path(), what);
   // A folder cannot move into itself, and so the root nowhere.
-  const auto [end, unused] = std::mismatch(source.begin(), source.end(), target.begin(), target.end());
-  if (end == source.end() && source != target) throw_system_error(EINVAL, what);
+  if (is_inside(target, source) && source != target) throw_system_error(EINVAL, what);
   add(target, get(source, what), what);
   parent.names.erase(source.filename());
+}
+
+void MemoryStore::forbid_exchange() {
+  const std::lock_guard lock(*mutex_);
+  can_exchange_ = false;
+}
+
+void MemoryStore::exchange(const fs::path& a, const fs::path& b) {
+  const std::lock_guard lock(*mutex_);
+  if (!can_exchange_) throw_cannot_exchange(a, b);
+  const fs::path place_a = normal(a), place_b = normal(b);
+  const std::string what = fmt::format("{} with {}", cannot("exchange", a), quote(b.native()));
+  Node& parent_a = get_folder(place_a.parent_path(), what);
+  Node& parent_b = get_folder(place_b.parent_path(), what);
+  get(place_a, what);
+  get(place_b, what);
+  if (place_a == place_b) return;
+  if (is_inside(place_a, place_b) || is_inside(place_b, place_a)) throw_system_error(EINVAL, what);
+  std::swap(parent_a.names[place_a.filename()], parent_b.names[place_b.filename()]);
 }
 
 void MemoryStore::sync_folder(const fs::path& folder) {

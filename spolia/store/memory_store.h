@@ -13,7 +13,7 @@ namespace spolia {
 /// which is there from the start; a `..` takes away the name before it. Thread-safe; one lock for everything.
 ///
 /// What is durable: a file's bytes as they were at its last sync(), none if there was none; a folder's names
-/// as they were at its last sync_folder(). A rename is a change to the names of both folders.
+/// as they were at its last sync_folder(). A rename or an exchange is a change to the names of both folders.
 class MemoryStore : public Store {
  public:
   MemoryStore();
@@ -27,15 +27,20 @@ class MemoryStore : public Store {
   /// nothing.
   void crash(UnsyncedNames names = UnsyncedNames::kLost);
 
+  /// From now on it is a file system that cannot exchange two names.
+  void forbid_exchange();
+
   std::unique_ptr<InputFile> open(const std::filesystem::path& path) const override;
   std::unique_ptr<InputFile> open_inside(const std::filesystem::path& folder,
                                          const std::string& relative) const override;
   std::unique_ptr<OutputFile> create(const std::filesystem::path& path) override;
   bool exists(const std::filesystem::path& path) const override;
   bool is_folder(const std::filesystem::path& path) const override;
+  bool is_link(const std::filesystem::path&) const override { return false; }
   std::vector<FolderEntry> list(const std::filesystem::path& folder) const override;
   void create_folder(const std::filesystem::path& folder) override;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  void exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
   void sync_folder(const std::filesystem::path& folder) override;
   void remove_all(const std::filesystem::path& path) override;
 
@@ -52,6 +57,7 @@ class MemoryStore : public Store {
 
   std::shared_ptr<std::mutex> mutex_;  // shared with the files that are open
   std::shared_ptr<Node> root_;
+  bool can_exchange_ = true;
 };
 
 }  // namespace spolia

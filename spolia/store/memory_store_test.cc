@@ -63,6 +63,33 @@ TEST(MemoryStore, RenamesAndRemovalsAreUndoneUntilTheFolderIsSynced) {
   EXPECT_EQ(store.list("/").size(), 1u);
 }
 
+TEST(MemoryStore, AnExchangeIsUndoneInEachFolderUntilThatIsSynced) {
+  MemoryStore store;
+  for (const char* folder : {"/a", "/b"}) store.create_folder(folder);
+  put(store, "/a/x", "one", true);
+  put(store, "/b/y", "two", true);
+  for (const char* folder : {"/a", "/b", "/"}) store.sync_folder(folder);
+  store.exchange("/a/x", "/b/y");
+  EXPECT_EQ(get(store, "/a/x"), "two");
+  store.sync_folder("/a");
+  store.crash();
+  EXPECT_EQ(get(store, "/a/x"), "two");
+  EXPECT_EQ(get(store, "/b/y"), "two");  // and nothing has the other: two folders cannot be synced at once
+  store.exchange("/a", "/b");
+  store.crash(MemoryStore::UnsyncedNames::kKept);
+  EXPECT_TRUE(store.exists("/a/y"));
+}
+
+TEST(MemoryStore, CanBeAFileSystemThatCannotExchange) {
+  const auto memory = std::make_shared<MemoryStore>();
+  FaultStore store(memory);
+  put(store, "/a", "one");
+  put(store, "/b", "two");
+  memory->forbid_exchange();
+  expect_error(ErrorKind::kUnsupported, {"/a", "/b", "one step"}, [&] { store.exchange("/a", "/b"); });
+  EXPECT_EQ(get(store, "/a"), "one");
+}
+
 /// Whether /done is whole or absent after a crash before any operation of publish(), and whole after all.
 bool survives_crashes(bool sync_files, bool sync_folders) {
   for (const auto names : {MemoryStore::UnsyncedNames::kLost, MemoryStore::UnsyncedNames::kKept}) {

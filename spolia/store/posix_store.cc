@@ -36,6 +36,11 @@ const char* system_name(const fs::path& path) {
   throw InvalidArgumentError("the path {} has a NUL byte in it", quote(path.native()));
 }
 
+/// The name itself: "link/" would mean the folder that the link leads to.
+fs::path without_trailing_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
 /// Calls `call` until no signal interrupts it.
 template <class Call>
 auto retry(Call call) {
@@ -59,6 +64,7 @@ class PosixInputFile : public InputFile {
 
   const fs::path& path() const override { return path_; }
   int64_t size() const override { return size_; }
+  int descriptor() const { return file_.get(); }
 
   void read(int64_t offset, std::span<std::byte> out) const override {
     const int64_t length = std::ssize(out);
@@ -100,6 +106,14 @@ class PosixOutputFile : public OutputFile {
     }
   }
 
+  void copy_from(const InputFile& from, int64_t from_offset, int64_t to_offset, int64_t length) override {
+    check_read_range(from.path(), from_offset, length, from.size());
+    check_write_range(path_, to_offset, length);
+    const auto* source = dynamic_cast<const PosixInputFile*>(&from);
+    const int64_t copied = source ? copy_in_kernel(*source, from_offset, to_offset, length) : 0;
+    OutputFile::copy_from(from, from_offset + copied, to_offset + copied, length - copied);
+  }
+
   void start_writeback(int64_t offset, int64_t length) override {
     // A hint, and one that leaves errors for sync() to find: whatever it returns is of no consequence.
     ::sync_file_range(file_.get(), offset, length, SYNC_FILE_RANGE_WRITE);
@@ -112,7 +126,41 @@ class PosixOutputFile : public OutputFile {
     if (retry([&] { return ::fdatasync(file_.get()); }) != 0) throw_errno("sync", path_);
   }
 
+  void drop_cached() override { ::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_DONTNEED); }
+
+  // Interrupted or failed, the descriptor is gone: it must not be closed again.
+  void close() override {
+    if (::close(file_.release()) != 0 && errno != EINTR) throw_errno("close", path_);
+  }
+
  private:
+  /// Copies as much as the kernel will; returns how many bytes that were. The rest is to be read and written:
+  /// the files are of two file systems, or of one that cannot copy, or the source ended too soon.
+  int64_t copy_in_kernel(const PosixInputFile& from, int64_t from_offset, int64_t to_offset,
+                         int64_t length) const {
+    for (int64_t done = 0; done < length;) {
+      off_t source = from_offset + done, target = to_offset + done;
+      const ssize_t count = retry([&] {
+        return ::copy_file_range(from.descriptor(), &source, file_.get(), &target,
+                                 static_cast<size_t>(length - done), 0);
+      });
+      if (count == 0 || (count < 0 && cannot_copy(errno))) return done;
+      if (count < 0) {
+        throw_errno(fmt::format("copy {} bytes at offset {} of {} to offset {} of", length - done,
+                                from_offset + done, quote(from.path().native()), to_offset + done),
+                    path_);
+      }
+      done += count;
+    }
+    return length;
+  }
+
+  /// Whether that is an answer of a kernel or file system that does not copy, rather than of a copy that
+  /// failed. EPERM is what strict containers say.
+  static bool cannot_copy(int reason) {
+    return reason == EXDEV || reason == EINVAL || reason == ENOSYS || reason == EOPNOTSUPP || reason == EPERM;
+  }
+
   FileDescriptor file_;
   fs::path path_;
 };
@@ -133,6 +181,14 @@ bool look(const fs::path& path, bool follow, struct stat& status) {
   if (::fstatat(AT_FDCWD, system_name(path), &status, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
   throw_errno("look at", path);
+}
+
+/// Whether one of two paths that are there lies inside what the other names.
+bool is_nested(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  const fs::path real_a = fs::canonical(a, error), real_b = fs::canonical(b, error);
+  const auto [in_a, in_b] = std::mismatch(real_a.begin(), real_a.end(), real_b.begin(), real_b.end());
+  return in_a == real_a.end() || in_b == real_b.end();
 }
 
 class PosixStore : public Store {
@@ -179,6 +235,11 @@ class PosixStore : public Store {
     return look(path, true, status) && S_ISDIR(status.st_mode);
   }
 
+  bool is_link(const fs::path& path) const override {
+    struct stat status;
+    return look(without_trailing_slash(path), false, status) && S_ISLNK(status.st_mode);
+  }
+
   std::vector<FolderEntry> list(const fs::path& folder) const override {
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(system_name(folder)), ::closedir);
     if (!stream) throw_errno("list", folder);
@@ -220,6 +281,16 @@ class PosixStore : public Store {
     throw_errno(fmt::format("rename {} to", quote(from.native())), to, reason);
   }
 
+  void exchange(const fs::path& a, const fs::path& b) override {
+    if (::renameat2(AT_FDCWD, system_name(a), AT_FDCWD, system_name(b), RENAME_EXCHANGE) == 0) return;
+    const int reason = errno;
+    // EINVAL is also what a folder gets that is to take a place inside itself.
+    if (reason == ENOSYS || reason == EOPNOTSUPP || (reason == EINVAL && !is_nested(a, b))) {
+      throw_cannot_exchange(a, b);
+    }
+    throw_errno(fmt::format("exchange {} with", quote(a.native())), b, reason);
+  }
+
   void sync_folder(const fs::path& folder) override {
     const FileDescriptor file(::open(system_name(folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!file) throw_errno("open", folder);
@@ -228,8 +299,7 @@ class PosixStore : public Store {
   }
 
   void remove_all(const fs::path& path) override {
-    // "link/" would mean the folder that the link leads to.
-    const fs::path name = path.has_filename() ? path : path.parent_path();
+    const fs::path name = without_trailing_slash(path);
     if (!exists(name)) return;
     try {
       fs::remove_all(name);  // does not follow links, not even in a race

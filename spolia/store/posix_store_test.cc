@@ -186,6 +186,40 @@ TEST_F(PosixStore, AFullDiskIsReportedWithThePath) {
   EXPECT_EQ(store_->open(at("big"))->size(), 4096);
 }
 
+TEST_F(PosixStore, ACopyFromAFileThatShrankIsCorrupt) {
+  const auto in = store_->open(at("inside/file"));
+  const auto out = store_->create(at("copy"));
+  fs::resize_file(at("inside/file"), 4);
+  expect_error(ErrorKind::kCorrupt, {at("inside/file"), "has 4 bytes"},
+               [&] { out->copy_from(*in, 1, 0, 5); });
+  out->copy_from(*in, 1, 0, 3);
+  EXPECT_EQ(get(*store_, at("copy")).substr(0, 3), "nsi");
+}
+
+TEST_F(PosixStore, CopiesFromAnotherFileSystem) {
+  if (!store_->is_folder("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
+  const fs::path file = "/dev/shm/spolia_store_test_" + std::to_string(::getpid());
+  put(*store_, file, "other");
+  const auto in = store_->open(file);
+  store_->remove_all(file);
+  store_->create(at("copy"))->copy_from(*in, 1, 0, 4);
+  EXPECT_EQ(get(*store_, at("copy")), "ther");
+}
+
+TEST_F(PosixStore, ExchangeAndLinks) {
+  fs::create_directory_symlink("outside", at("link"));
+  EXPECT_TRUE(store_->is_link(at("link")));
+  EXPECT_TRUE(store_->is_link(at("link/")));
+  EXPECT_TRUE(store_->is_folder(at("link")));
+  EXPECT_FALSE(store_->is_link(at("link/file")));
+  store_->exchange(at("link"), at("inside"));  // links are swapped, not what they lead to
+  EXPECT_TRUE(store_->is_link(at("inside")));
+  EXPECT_EQ(get(*store_, at("inside/file")), "outside");
+  EXPECT_EQ(get(*store_, at("link/file")), "inside");
+  expect_error(ErrorKind::kIo, {at("outside/../link/sub"), "Invalid argument"},
+               [&] { store_->exchange(at("outside/../link/sub"), at("link")); });
+}
+
 /// Takes root's power over files away from this thread; for anyone else it changes nothing.
 class Unprivileged {
  public:
@@ -246,7 +280,8 @@ TEST_F(PosixStore, PathsWithANulByteAreRefused) {
   expect_error(ErrorKind::kInvalidArgument, {"NUL"}, [&] { store_->remove_all(at("") / path); });
 }
 
-/// Makes openat2 and renameat2 fail from here on, as under an old kernel or in a strict container.
+/// Makes openat2, renameat2 and copy_file_range fail from here on, as under an old kernel or in a strict
+/// container.
 bool forbid_new_system_calls() {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -254,6 +289,8 @@ bool forbid_new_system_calls() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_copy_file_range, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program{std::size(filter), filter};
@@ -261,7 +298,7 @@ bool forbid_new_system_calls() {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-TEST_F(PosixStore, WorksWithoutOpenat2AndRenameat2) {
+TEST_F(PosixStore, WorksWithoutNewSystemCalls) {
   fs::create_symlink("../outside/file", at("inside/out"));
   const auto in_a_child = [&] {
     if (!forbid_new_system_calls()) ::_exit(2);
@@ -273,6 +310,10 @@ TEST_F(PosixStore, WorksWithoutOpenat2AndRenameat2) {
                  [&] { store_->rename(at("inside/renamed"), at("outside/file")); });
     expect_error(ErrorKind::kIo, {at("inside/sub"), "Invalid argument"},
                  [&] { store_->rename(at("inside"), at("inside/sub/x")); });
+    expect_error(ErrorKind::kUnsupported, {at("inside"), at("outside"), "one step"},
+                 [&] { store_->exchange(at("inside"), at("outside")); });
+    store_->create(at("copy"))->copy_from(*store_->open(at("outside/file")), 0, 0, 7);
+    EXPECT_EQ(get(*store_, at("copy")), "outside");
     ::_exit(HasFailure() ? 1 : 0);
   };
   EXPECT_EXIT(in_a_child(), testing::ExitedWithCode(0), "");

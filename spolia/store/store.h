@@ -31,10 +31,21 @@ class OutputFile {
   virtual ~OutputFile() = default;
   virtual const std::filesystem::path& path() const = 0;
   virtual void write(int64_t offset, std::span<const std::byte> bytes) = 0;
+  /// Writes `length` bytes of `from`, which start at `from_offset` there, at `to_offset`. Between files of
+  /// one file system the kernel copies them, or makes both files share them; else they are read and written
+  /// in pieces, through a buffer of 1 MiB. CorruptError where the range is not inside `from`, or that shrank
+  /// since it was opened.
+  virtual void copy_from(const InputFile& from, int64_t from_offset, int64_t to_offset, int64_t length);
   /// Hints that this range is final: starts writing it back to the disk without waiting.
   virtual void start_writeback(int64_t offset, int64_t length) = 0;
   /// Returns once everything written is durable.
   virtual void sync() = 0;
+  /// Hints that what was synced should leave the system's cache, so that reading it reads the disk.
+  virtual void drop_cached() = 0;
+  /// Closes the file, and reports what the system has to say: a network file system may tell of a full disk
+  /// only here. Nothing becomes durable. Later writes and syncs fail. The destructor closes too, without
+  /// a report.
+  virtual void close() = 0;
 };
 
 struct FolderEntry {
@@ -59,6 +70,8 @@ class Store {
 
   virtual bool exists(const std::filesystem::path& path) const = 0;
   virtual bool is_folder(const std::filesystem::path& path) const = 0;
+  /// Whether `path` itself is a symbolic link. is_folder() and list() tell of what links lead to.
+  virtual bool is_link(const std::filesystem::path& path) const = 0;
   /// What lies directly in a folder, sorted by name.
   virtual std::vector<FolderEntry> list(const std::filesystem::path& folder) const = 0;
 
@@ -66,6 +79,9 @@ class Store {
   virtual void create_folder(const std::filesystem::path& folder) = 0;
   /// Renames a file or folder onto a name that must be free, in one step.
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
+  /// Swaps what two names name, files or folders, in one step: nobody ever finds one of the names free.
+  /// UnsupportedError where the file system cannot do that.
+  virtual void exchange(const std::filesystem::path& a, const std::filesystem::path& b) = 0;
   /// Makes the names in a folder durable.
   virtual void sync_folder(const std::filesystem::path& folder) = 0;
   /// Removes a file, or a folder with all that is in it; does not follow links. Nothing happens where there
