@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "fuzz/fuzzing.h"
-#include "spolia/layout/placement.h"
+#include "spolia/layout/layout_text.h"
 
 namespace spolia::fuzzing {
 namespace {
@@ -38,6 +38,13 @@ void check_placement(std::string_view text) {
   });
 }
 
+void check_layout(std::string_view text) {
+  accepts([&] {
+    Layout layout = parse_layout(text);
+    require(parse_layout(layout.text()) == layout);
+  });
+}
+
 void check_quote(std::string_view text) {
   std::string quoted = quote(text);
   require(quoted.size() >= 2 && quoted.size() < 1000 && is_utf8(quoted));
@@ -54,6 +61,7 @@ void run(Bytes bytes) {
     first = first.substr(0, zero);
   }
   check_placement(first);
+  check_layout(first);
   check_quote(first);
   accepts([&] { require(!human_bytes(parse_bytes(first)).empty()); });
   if (first.size() * second.size() < 100'000) {

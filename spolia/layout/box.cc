@@ -1,6 +1,7 @@
 #include "spolia/layout/box.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -107,6 +108,32 @@ std::vector<Box> split_row_major(const Box& box, int64_t elements) {
     }
     if (d == 0) return pieces;
   }
+}
+
+std::vector<Box> split_in_blocks(const Box& box, size_t dim, int64_t elements) {
+  if (box.empty()) return {};
+  const size_t last = box.ndim() - 1;
+  Dims block(box.ndim(), 1);
+  int64_t room = elements;
+  auto grow = [&](size_t d, int64_t most) {
+    block[d] = std::clamp<int64_t>(most, 1, box.sizes[d]);
+    room = std::max<int64_t>(room / block[d], 1);
+  };
+  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(elements)));
+  // The shorter of the two first, so that the other one gets what it leaves.
+  const bool dim_first = box.sizes[dim] <= box.sizes[last];
+  grow(dim_first ? dim : last, side);
+  grow(dim_first ? last : dim, room);
+  for (size_t d = box.ndim(); d-- > 0;) {
+    if (d != dim && d != last) grow(d, room);
+  }
+  std::vector<Box> blocks = {box};
+  for (size_t d = 0; d < box.ndim(); ++d) {
+    std::vector<Box> finer;
+    for (const Box& wide : blocks) std::ranges::copy(split(wide, d, block[d]), std::back_inserter(finer));
+    blocks = std::move(finer);
+  }
+  return blocks;
 }
 
 std::vector<Box> boxes_of_flat_range(std::span<const int64_t> shape, int64_t begin, int64_t end) {

@@ -51,6 +51,11 @@ std::vector<Box> split(const Box& box, size_t dim, int64_t size);
 /// pieces of a slice.
 std::vector<Box> split_row_major(const Box& box, int64_t elements);
 
+/// `box` cut into boxes of at most `elements` (> 0) each, in row-major order of their corners, that are about
+/// as long in `dim` as in the last dim: for moving between an order that runs along the one and an order that
+/// runs along the other. `dim` is not the last.
+std::vector<Box> split_in_blocks(const Box& box, size_t dim, int64_t elements);
+
 /// The elements [begin, end) of the row-major order of `shape`, as at most 2 * ndim - 1 disjoint boxes in
 /// that order.
 std::vector<Box> boxes_of_flat_range(std::span<const int64_t> shape, int64_t begin, int64_t end);

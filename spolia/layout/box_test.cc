@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "spolia/layout/coverage.h"
 #include "spolia/layout/test_random.h"
 
 namespace spolia {
@@ -165,6 +166,34 @@ TEST(BoxList, PacksBoxes) {
   scalars.add(Box{});
   scalars.add(Box{});
   EXPECT_EQ(scalars.size(), 2u);
+}
+
+RC_GTEST_PROP(SplitInBlocks, BlocksTileTheBoxAndAreNoLargerThanAsked, ()) {
+  Box box;
+  const size_t ndim = static_cast<size_t>(pick(2, 5));
+  for (size_t d = 0; d < ndim; ++d) {
+    box.offsets.push_back(pick(0, 4));
+    box.sizes.push_back(pick(0, 9));
+  }
+  const size_t dim = static_cast<size_t>(pick(0, static_cast<int64_t>(ndim) - 1));
+  const int64_t elements = pick(1, 60);
+  BoxList blocks(ndim);
+  Dims shape;
+  for (size_t d = 0; d < ndim; ++d) shape.push_back(box.sizes[d]);
+  for (Box& block : split_in_blocks(box, dim, elements)) {
+    RC_ASSERT(block.numel() <= elements);
+    for (size_t d = 0; d < ndim; ++d) block.offsets[d] -= box.offsets[d];
+    blocks.add(block);
+  }
+  RC_ASSERT(!check_coverage(blocks, shape).fault);
+}
+
+TEST(SplitInBlocks, IsAsLongOneWayAsTheOther) {
+  const auto blocks = split_in_blocks(whole(Dims{3, 1000, 1000}), 1, 10'000);
+  EXPECT_EQ(blocks.size(), 300u);
+  EXPECT_EQ(blocks.front().sizes, (Dims{1, 100, 100}));
+  // A narrow matrix: what one way does not need the other one gets.
+  EXPECT_EQ(split_in_blocks(whole(Dims{1000, 10}), 0, 1000).front().sizes, (Dims{100, 10}));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "spolia/base/checked.h"
 #include "spolia/base/text.h"
+#include "spolia/layout/text_reader.h"
 
 namespace spolia {
 namespace {
@@ -142,8 +143,12 @@ std::optional<DeviceMesh> DeviceMesh::sub_mesh(std::span<const std::string> name
 }
 
 std::string DeviceMesh::text() const {
-  std::string out = shape_text(shape());
-  if (!dim_names().empty()) out += fmt::format(" ({})", fmt::join(dim_names(), ", "));
+  std::string out = shape().empty() ? "0-d" : shape_text(shape());
+  if (!dim_names().empty()) {
+    std::vector<std::string> names;
+    for (const std::string& name : dim_names()) names.push_back(name_text(name));
+    out += fmt::format(" ({})", fmt::join(names, ", "));
+  }
   if (!std::ranges::equal(ranks(), first_ranks(std::ssize(ranks())))) out += " on " + list_text(ranks());
   return out;
 }

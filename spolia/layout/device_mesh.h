@@ -46,7 +46,9 @@ class DeviceMesh {
   /// The same by names.
   std::optional<DeviceMesh> sub_mesh(std::span<const std::string> dim_names, int64_t rank) const;
 
-  /// "2x2 (dp, tp)"; " on [0, 1, 6, 7]" follows where the ranks are not 0, 1, ...
+  /// "2x2 (dp, tp)"; " on [0, 1, 6, 7]" follows where the ranks are not 0, 1, ... A name of more than
+  /// letters, digits, _, - and . stands in quotes. The 0-d mesh is "0-d". parse_mesh() (layout_text.h) reads
+  /// it.
   std::string text() const;
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) {

@@ -1,12 +1,12 @@
 #include "spolia/layout/placement.h"
 
-#include <algorithm>
-#include <charconv>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "spolia/base/checked.h"
 #include "spolia/base/text.h"
+#include "spolia/layout/text_reader.h"
 
 namespace spolia {
 namespace {
@@ -18,76 +18,19 @@ struct Overloaded : Fs... {
 template <class... Fs>
 Overloaded(Fs...) -> Overloaded<Fs...>;
 
-bool is_word_letter(char c) { return (c >= 'a' && c <= 'z') || c == '_'; }
-
-/// Reads a placement's text from left to right.
-class Reader {
- public:
-  explicit Reader(std::string_view text) : text_(text), rest_(text) { skip_blanks(); }
-
-  bool accept(char c) {
-    if (!rest_.starts_with(c)) return false;
-    advance(1);
-    return true;
-  }
-  void expect(char c) {
-    if (!accept(c)) fail();
-  }
-  void expect_end() const {
-    if (!rest_.empty()) fail();
-  }
-  std::string_view word() {
-    auto end = std::ranges::find_if_not(rest_, is_word_letter);
-    size_t length = static_cast<size_t>(end - rest_.begin());
-    if (length == 0) fail();
-    std::string_view found = rest_.substr(0, length);
-    advance(length);
-    return found;
-  }
-  int64_t integer() {
-    int64_t value = 0;
-    auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-    if (error != std::errc()) fail();
-    advance(static_cast<size_t>(end - rest_.data()));
-    return value;
-  }
-  /// One integer, or several in brackets.
-  std::vector<int64_t> integers() {
-    char close = accept('[') ? ']' : accept('(') ? ')' : '\0';
-    std::vector<int64_t> values = {integer()};
-    if (close == '\0') return values;
-    while (accept(',')) values.push_back(integer());
-    expect(close);
-    return values;
-  }
-  [[noreturn]] void fail() const {
-    throw InvalidArgumentError(
-        "{} is not a placement; write replicate, shard(d), shard(d, balanced), strided(d, f), "
-        "ragged([dims], [units]) or partial(sum)",
-        quote(text_));
-  }
-
- private:
-  void advance(size_t count) {
-    rest_.remove_prefix(count);
-    skip_blanks();
-  }
-  void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t"), rest_.size())); }
-
-  std::string_view text_, rest_;
-};
+constexpr std::string_view kExpected =
+    "a placement; write replicate, shard(d), shard(d, balanced), strided(d, f), ragged([dims], [units]) or "
+    "partial(sum)";
 
 /// ", NAME" before the closing bracket, where it is there.
-bool accept_flag(Reader& reader, std::string_view name) {
-  if (!reader.accept(',')) return false;
+bool accept_flag(TextReader& reader, std::string_view name) {
+  if (!reader.accept(",")) return false;
   if (reader.word() != name) reader.fail();
   return true;
 }
 
-Placement read_placement(Reader& reader) {
-  std::string_view kind = reader.word();
-  if (kind == "replicate") return Replicate{};
-  reader.expect('(');
+/// What is in the brackets of a placement of this kind.
+Placement read_arguments(std::string_view kind, TextReader& reader) {
   if (kind == "shard") {
     Shard shard{.dim = reader.integer()};
     if (accept_flag(reader, "balanced")) shard.split = Split::kBalanced;
@@ -95,14 +38,14 @@ Placement read_placement(Reader& reader) {
   }
   if (kind == "strided") {
     StridedShard strided{.dim = reader.integer()};
-    reader.expect(',');
+    reader.expect(",");
     strided.split_factor = reader.integer();
     if (accept_flag(reader, "chunked")) strided.split = StridedSplit::kChunked;
     return strided;
   }
   if (kind == "ragged") {
     RaggedShard ragged{.dims = Dims(reader.integers()), .units = {}};
-    reader.expect(',');
+    reader.expect(",");
     ragged.units = reader.integers();
     return ragged;
   }
@@ -139,31 +82,38 @@ void normalize_ragged(RaggedShard& ragged, size_t ndim) {
 }  // namespace
 
 std::string placement_text(const Placement& placement) {
-  return std::visit(Overloaded{
-                        [](const Replicate&) -> std::string { return "replicate"; },
-                        [](const Shard& s) {
-                          return fmt::format("shard({}{})", s.dim,
-                                             s.split == Split::kBalanced ? ", balanced" : "");
-                        },
-                        [](const StridedShard& s) {
-                          return fmt::format("strided({}, {}{})", s.dim, s.split_factor,
-                                             s.split == StridedSplit::kChunked ? ", chunked" : "");
-                        },
-                        [](const RaggedShard& r) {
-                          return fmt::format("ragged({}, {})", list_text(r.dims), list_text(r.units));
-                        },
-                        [](const Partial& p) {
-                          bool plain = std::ranges::all_of(p.reduce_op, is_word_letter);
-                          return fmt::format("partial({})", plain ? p.reduce_op : quote(p.reduce_op));
-                        },
-                    },
-                    placement);
+  return std::visit(
+      Overloaded{
+          [](const Replicate&) -> std::string { return "replicate"; },
+          [](const Shard& s) {
+            return fmt::format("shard({}{})", s.dim, s.split == Split::kBalanced ? ", balanced" : "");
+          },
+          [](const StridedShard& s) {
+            return fmt::format("strided({}, {}{})", s.dim, s.split_factor,
+                               s.split == StridedSplit::kChunked ? ", chunked" : "");
+          },
+          [](const RaggedShard& r) {
+            return fmt::format("ragged({}, {})", list_text(r.dims), list_text(r.units));
+          },
+          [](const Partial& p) {
+            return fmt::format("partial({})", is_word(p.reduce_op) ? p.reduce_op : quote(p.reduce_op));
+          },
+      },
+      placement);
+}
+
+Placement read_placement(TextReader& reader) {
+  const std::string_view kind = reader.word();
+  if (kind == "replicate") return Replicate{};
+  reader.expect("(");
+  Placement placement = read_arguments(kind, reader);
+  reader.expect(")");
+  return placement;
 }
 
 Placement parse_placement(std::string_view text) {
-  Reader reader(text);
+  TextReader reader(text, kExpected);
   Placement placement = read_placement(reader);
-  if (!is_replicate(placement)) reader.expect(')');
   reader.expect_end();
   return placement;
 }

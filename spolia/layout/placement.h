@@ -69,13 +69,18 @@ using Placement = std::variant<Replicate, Shard, StridedShard, RaggedShard, Part
 inline bool is_replicate(const Placement& p) { return std::holds_alternative<Replicate>(p); }
 inline bool is_partial(const Placement& p) { return std::holds_alternative<Partial>(p); }
 
+class TextReader;
+
 /// "replicate", "shard(0)", "shard(0, balanced)", "strided(0, 2)", "strided(0, 2, chunked)",
 /// "ragged([0, 1], [3, 1, 0])", "partial(sum)".
 std::string placement_text(const Placement& placement);
 
 /// The placement that placement_text() gives this text for; blanks are free, lists may stand in round
-/// brackets, and a list of one number needs none. InvalidArgumentError, quoting the text, for any other.
+/// brackets, and a list of one number needs none. InvalidArgumentError, quoting the text, for any other. (A
+/// reduce_op that is no word of small letters has a text to look at, but none to read.)
 Placement parse_placement(std::string_view text);
+/// The one that the reader comes to, as a part of a longer text.
+Placement read_placement(TextReader& reader);
 
 /// The same with dims counted from the front. InvalidArgumentError where a dim is none of a tensor with
 /// `ndim` dims (a 0-d tensor has none), ragged dims are not the leading ones in order, a split factor is not
