@@ -47,6 +47,7 @@ void check_covered(const Catalog& source, const Catalog& target, const TransferP
   for (size_t tensor : used) require_tiled(source.tensors[tensor]);
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
+    require_tiled(tensor);
     const Dims shape = addressable_shape(tensor.dtype, tensor.shape);
     BoxList boxes(shape.size());
     for (const RegionCopy& copy : plan.copies_of(t)) boxes.add(copy.target_box);
@@ -57,32 +58,58 @@ void check_covered(const Catalog& source, const Catalog& target, const TransferP
   }
 }
 
-/// Appends the tiles' regions, tensor by tensor. A tensor that must be cut has its tiles to itself; small
-/// ones share.
-void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const size_t> order) {
+/// The target's dim along which the source of its first copy runs fastest.
+size_t fastest_dim(const TransferPlan& plan, size_t target, size_t ndim) {
+  for (const RegionCopy& copy : plan.copies_of(target)) {
+    if (copy.fastest_dim >= 0) return static_cast<size_t>(copy.fastest_dim);
+    for (size_t d = 0; d < copy.permute.size(); ++d) {
+      if (copy.permute[d] + 1 == std::ssize(copy.permute)) return d;
+    }
+    break;
+  }
+  return ndim - 1;
+}
+
+std::vector<Box> cut(const Box& all, size_t fastest, int64_t elements, bool row_major) {
+  const bool across = !row_major && fastest + 1 < all.ndim() && all.numel() > elements;
+  return across ? split_in_blocks(all, fastest, elements) : split_row_major(all, elements);
+}
+
+/// Appends the tiles' parts, tensor by tensor. A tensor that must be cut has its tiles to itself; small ones
+/// share.
+void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const size_t> order,
+                    bool row_major) {
   int64_t used = 0;  // bytes of the tile being filled
   auto close_tile = [&] {
-    if (used > 0) plan.first_region.push_back(plan.regions.size());
+    if (used > 0) plan.first_part.push_back(plan.parts.size());
     used = 0;
   };
-  plan.first_region.push_back(0);
+  plan.first_part.push_back(0);
   for (size_t t : order) {
     const TensorEntry& tensor = target.tensors[t];
     const int64_t width = element_bytes(tensor.dtype);
     const Box all = whole(addressable_shape(tensor.dtype, tensor.shape));
     if (all.empty()) continue;
-    std::vector<Box> boxes = split_row_major(all, plan.tile_bytes / width);
+    std::vector<Box> boxes = cut(all, fastest_dim(plan, t, all.ndim()), plan.tile_bytes / width, row_major);
     if (boxes.size() > 1) close_tile();
     for (Box& box : boxes) {
       const int64_t bytes = box.numel() * width;
       if (used + bytes > plan.tile_bytes) close_tile();
-      plan.regions.push_back({t, std::move(box), used});
-      used +=
-          bytes;  // without gaps: neighbours in a buffer that are neighbours in a file are written at once
+      plan.parts.push_back({t, std::move(box)});
+      used += bytes;
     }
     if (boxes.size() > 1) close_tile();
   }
   close_tile();
+}
+
+/// The files that hold a tensor's chunks, each once, in their order.
+std::vector<std::string> files_of(const TensorEntry& tensor, const Catalog& target) {
+  std::set<uint32_t> numbers;
+  for (const Extent& extent : tensor.extents) numbers.insert(extent.file);
+  std::vector<std::string> files;
+  for (uint32_t file : numbers) files.push_back(target.files[file]);
+  return files;
 }
 
 std::string made_of(const TransferPlan& plan, const Catalog& source, const Catalog& target, size_t t) {
@@ -139,7 +166,7 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   for (size_t t = 0; t < target.tensors.size(); ++t) plan.first_copy[t + 1] += plan.first_copy[t];
   check_covered(source, target, plan);
 
-  cut_into_tiles(plan, target, order);
+  cut_into_tiles(plan, target, order, options.row_major);
   plan.cost.tensors = static_cast<int64_t>(order.size());
   for (size_t t : order) plan.cost.bytes_written += target.tensors[t].bytes();
   plan.cost.buffer_bytes = (plan.tile_bytes + plan.scratch_bytes) * static_cast<int64_t>(plan.threads);
@@ -153,8 +180,9 @@ std::string plan_text(const TransferPlan& plan, const Catalog& source, const Cat
       plan.tiles(), human_bytes(plan.tile_bytes), plan.threads, human_bytes(plan.cost.buffer_bytes));
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
-    text += fmt::format("{}  {}  {}  {} <- {}\n", target.files[tensor.extents[0].file], name_of(tensor.dtype),
-                        shape_text(tensor.shape), printable(tensor.name), made_of(plan, source, target, t));
+    text += fmt::format("{}  {}  {}  {} <- {}\n", fmt::join(files_of(tensor, target), ", "),
+                        name_of(tensor.dtype), shape_text(tensor.shape), printable(tensor.name),
+                        made_of(plan, source, target, t));
   }
   return text;
 }
@@ -168,7 +196,8 @@ nlohmann::ordered_json plan_json(const TransferPlan& plan, const Catalog& source
     for (const RegionCopy& copy : plan.copies_of(t)) from.push_back(source.tensors[copy.source].name);
     nlohmann::ordered_json entry = {{"dtype", name_of(tensor.dtype)},
                                     {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
-                                    {"file", target.files[tensor.extents[0].file]},
+                                    {"chunks", tensor.chunks()},
+                                    {"files", files_of(tensor, target)},
                                     {"from", std::move(from)}};
     tensors.emplace_back(tensor.name, std::move(entry));  // operator[] would search for the name
   }

@@ -2,9 +2,11 @@
 // anything is read.
 //
 // A plan turns region copies (what the target is made of) into tiles (what one thread holds at a time). A
-// tile is a few regions of the target's tensors whose bytes fit a buffer; each region is contiguous in the
-// row-major order of its tensor. A tensor too large for a tile has its tiles to itself. Tiles depend on the
-// catalogs and the tile size alone, never on threads or timing, so the same input gives the same bytes.
+// tile is a few boxes of the target's tensors whose bytes fit a buffer; each box is mostly contiguous in the
+// row-major order of its tensor, however the tensor is cut into chunks: what a tile needs then lies in a few
+// runs of the source's chunks, and makes a few runs of the target's. A tensor too large for a tile has its
+// tiles to itself. Tiles depend on the catalogs and the tile size alone, never on threads or timing, so the
+// same input gives the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +30,18 @@ struct RegionCopy {
   Box source_box;
   Box target_box;
   Dims permute;
+  /// The target's dim along which the source's elements lie closest together, where it is not the last: a
+  /// hint from those who know how the source is stored. -1: the last one that is not permuted away.
+  int fastest_dim = -1;
 };
 
 /// The copy of a whole tensor.
 RegionCopy copy_whole(const Catalog& sources, size_t source, size_t target);
 
-/// A box of one target tensor that lies in a tile's buffer, row-major, `offset` bytes from its start.
-struct TileRegion {
+/// A box of one target tensor, in its addressable shape.
+struct TilePart {
   size_t target = 0;
   Box box;
-  int64_t offset = 0;
 };
 
 struct TransferCost {
@@ -48,19 +52,19 @@ struct TransferCost {
 };
 
 struct TransferPlan {
-  std::vector<RegionCopy> copies;    // by target, in the order the target catalog lists its tensors
-  std::vector<size_t> first_copy;    // copies of target t: [first_copy[t], first_copy[t + 1])
-  std::vector<TileRegion> regions;   // of all tiles, one after the other
-  std::vector<size_t> first_region;  // regions of tile i: [first_region[i], first_region[i + 1])
-  int64_t tile_bytes = 0;            // no tile is larger
-  int64_t scratch_bytes = 0;         // a thread's room for bytes that cannot be read into place
+  std::vector<RegionCopy> copies;  // by target, in the order the target catalog lists its tensors
+  std::vector<size_t> first_copy;  // copies of target t: [first_copy[t], first_copy[t + 1])
+  std::vector<TilePart> parts;     // of all tiles, one after the other
+  std::vector<size_t> first_part;  // parts of tile i: [first_part[i], first_part[i + 1])
+  int64_t tile_bytes = 0;          // no tile is larger
+  int64_t scratch_bytes = 0;       // a thread's room for bytes that cannot be read into place
   size_t decoders = 1;  // compressed items a thread may keep open; each holds a window of some mebibytes
   size_t threads = 1;
   TransferCost cost;
 
-  size_t tiles() const { return first_region.size() - 1; }
-  std::span<const TileRegion> tile(size_t i) const {
-    return std::span(regions).subspan(first_region[i], first_region[i + 1] - first_region[i]);
+  size_t tiles() const { return first_part.size() - 1; }
+  std::span<const TilePart> tile(size_t i) const {
+    return std::span(parts).subspan(first_part[i], first_part[i + 1] - first_part[i]);
   }
   std::span<const RegionCopy> copies_of(size_t target) const {
     return std::span(copies).subspan(first_copy[target], first_copy[target + 1] - first_copy[target]);
@@ -73,11 +77,14 @@ struct PlanOptions {
   /// No tile is larger. More gains nothing: reads and writes of this size already keep a disk busy, and what
   /// is in flight should fit the outer caches.
   int64_t largest_tile = int64_t{4} << 20;
+  /// Whether each tensor's tiles are to be in its row-major order, every part contiguous. Without, a tensor
+  /// that is stored across (RegionCopy::fastest_dim) is cut into blocks, which reads and writes longer runs.
+  bool row_major = false;
 };
 inline constexpr int64_t kLeastMemory = int64_t{16} << 20;
 
 /// Plans the transfer. Checks that the copies fill every target tensor exactly, that they lie inside their
-/// sources, and that each source's chunks tile it exactly: CorruptError or InvalidArgumentError naming the
+/// sources, and that each tensor's chunks tile it exactly: CorruptError or InvalidArgumentError naming the
 /// tensor and the gap, overlap or box out of bounds. `order`: the target tensors in the order in which tiles
 /// visit them. Pure.
 TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::vector<RegionCopy> copies,

@@ -51,15 +51,14 @@ RC_GTEST_PROP(TransferPlan, TilesHoldEveryElementOnceInOrderWithinTheirSize, ())
   for (size_t i = 0; i < plan.tiles(); ++i) {
     int64_t used = 0;
     RC_ASSERT(!plan.tile(i).empty());
-    for (const TileRegion& region : plan.tile(i)) {
-      const TensorEntry& tensor = catalog.tensors[region.target];
+    for (const TilePart& part : plan.tile(i)) {
+      const TensorEntry& tensor = catalog.tensors[part.target];
       const Dims strides = row_major_strides(tensor.shape);
       int64_t first = 0;
-      for (size_t d = 0; d < strides.size(); ++d) first += region.box.offsets[d] * strides[d];
-      RC_ASSERT(first == next[region.target]);
-      RC_ASSERT(region.offset == used);
-      next[region.target] += region.box.numel();
-      used += region.box.numel() * element_bytes(tensor.dtype);
+      for (size_t d = 0; d < strides.size(); ++d) first += part.box.offsets[d] * strides[d];
+      RC_ASSERT(first == next[part.target]);
+      next[part.target] += part.box.numel();
+      used += part.box.numel() * element_bytes(tensor.dtype);
     }
     RC_ASSERT(used <= plan.tile_bytes);
   }
@@ -72,8 +71,8 @@ TEST(TransferPlan, TensorThatIsCutSharesNoTile) {
                   tensor_of("c", DType::kInt8, {10})});
   const TransferPlan plan = plan_all(catalog, catalog, {kLeastMemory, 1});
   for (size_t i = 0; i < plan.tiles(); ++i) {
-    for (const TileRegion& region : plan.tile(i)) {
-      if (region.target == 1) {
+    for (const TilePart& part : plan.tile(i)) {
+      if (part.target == 1) {
         EXPECT_EQ(plan.tile(i).front().target, 1u);
         EXPECT_EQ(plan.tile(i).back().target, 1u);
       }
@@ -85,7 +84,7 @@ TEST(TransferPlan, SameTilesForAnyNumberOfThreadsWithinTheTileSize) {
   const Catalog catalog = catalog_of({tensor_of("a", DType::kFloat32, {1000, 5000})});
   const TransferPlan one = plan_all(catalog, catalog, {int64_t{256} << 20, 1});
   const TransferPlan four = plan_all(catalog, catalog, {int64_t{256} << 20, 4});
-  EXPECT_EQ(one.first_region, four.first_region);
+  EXPECT_EQ(one.first_part, four.first_part);
 }
 
 TEST(TransferPlan, SubByteTensorsAreMovedAsBytes) {

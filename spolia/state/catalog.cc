@@ -63,6 +63,16 @@ Box addressable_box(const TensorEntry& tensor, size_t chunk) {
   return whole(addressable_shape(tensor.dtype, tensor.shape));
 }
 
+Catalog whole_tensors(const Catalog& catalog) {
+  Catalog all;
+  all.format = catalog.format;
+  all.tensors.reserve(catalog.tensors.size());
+  for (const TensorEntry& tensor : catalog.tensors) {
+    all.tensors.push_back(whole_tensor(tensor.name, tensor.dtype, tensor.shape, {0, 0, tensor.bytes()}));
+  }
+  return all;
+}
+
 std::string joined(const KeyPath& path) {
   std::string out;
   for (const PathKey& key : path) {

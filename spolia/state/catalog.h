@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "spolia/layout/box.h"
+#include "spolia/layout/layout.h"
 #include "spolia/state/value.h"
 #include "spolia/tensor/dtype.h"
 
@@ -40,6 +42,10 @@ struct TensorEntry {
   bool requires_grad = false;
   MemoryFormat memory_format = MemoryFormat::kContiguous;
   KeyPath path;  // where the format records it; else empty
+  /// How ranks share the tensor, where that is known: the chunks are then the boxes of its ranks, each of them
+  /// written by one of the ranks that hold it, number `replica` of Layout::replicas().
+  std::shared_ptr<const Layout> layout;
+  uint32_t replica = 0;
 
   size_t chunks() const { return extents.size(); }
   int64_t bytes() const { return byte_size(dtype, shape); }
@@ -69,7 +75,9 @@ struct Catalog {
   std::vector<std::string> files;
   std::vector<TensorEntry> tensors;  // sorted by name (bytes), names unique
   std::vector<ValueEntry> values;    // likewise; no name is both
-  std::vector<std::string> notes;  // oddities that do not hinder: unknown classes, versions, files of no use
+  /// Files of the checkpoint's own kind in its folder that nothing refers to: left by another save, or lost.
+  std::vector<std::string> unknown_files;
+  std::vector<std::string> notes;  // oddities that do not hinder: unknown classes, versions
 
   const TensorEntry* find_tensor(std::string_view name) const;
   const ValueEntry* find_value(std::string_view name) const;
@@ -79,6 +87,9 @@ struct Catalog {
 
 /// Puts tensors and values in order of their names. CorruptError where a name occurs twice, naming it.
 void sort_entries(Catalog& catalog);
+
+/// A catalog of the same tensors (name, dtype, shape), each of them one chunk, that is stored nowhere.
+Catalog whole_tensors(const Catalog& catalog);
 
 /// "model.layers.0" for ("model", "layers", 0).
 std::string joined(const KeyPath& path);

@@ -93,7 +93,17 @@ class Value {
 
 /// An object of a class Spolia does not know: kept, shown, never run.
 struct Record {
+  /// How Python makes the object of `type` and `args`.
+  enum class Construction : uint8_t {
+    kUnknown,          // it cannot be made again: a tensor, a persistent id
+    kCall,             // type(*args)
+    kCallOfFirst,      // args[0](*args[1:]): what is called is no global, but made itself
+    kNew,              // type.__new__(type, *args)
+    kNewWithKeywords,  // the same, where the last of `args` is a dict of keyword arguments
+  };
+
   Global type;
+  Construction construction = Construction::kUnknown;
   std::vector<Value> args;                       // what its constructor or reducer was given
   Value state;                                   // what BUILD set, or None
   std::vector<Value> items;                      // what APPENDS added
