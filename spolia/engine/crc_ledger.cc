@@ -19,65 +19,80 @@ size_t CrcLedger::KeyHash::operator()(const PayloadKey& key) const {
 }
 
 void throw_crc_mismatch(const Catalog& catalog, size_t tensor, size_t chunk, const Payload& payload,
-                        uint32_t found) {
+                        const ChecksumBlock& block, uint32_t found) {
   const TensorEntry& entry = catalog.tensors[tensor];
+  const int64_t start = payload.codec == Codec::kNone ? payload.offset + block.offset : 0;
   throw CorruptError(
       "{}: the bytes of tensor {} at offset {} ({} bytes, chunk {}) have CRC-32 {:08x}, the file says "
       "{:08x}; "
       "they were damaged after they were written",
-      quote(catalog.path_of(payload.stored.file).string()), quote(entry.name),
-      payload.stored.offset + (payload.codec == Codec::kNone ? payload.offset : 0), payload.length,
-      box_text(entry.boxes[chunk]), found, *payload.crc32);
+      quote(catalog.path_of(payload.stored.file).string()), quote(entry.name), payload.stored.offset + start,
+      block.length, box_text(entry.boxes[chunk]), found, block.crc32);
 }
 
-/// Takes those parts of the range that nobody has taken yet.
-std::vector<CrcLedger::Range> CrcLedger::claim(Entry& entry, int64_t offset, int64_t length) {
-  std::vector<Range> claimed;
-  const int64_t end = offset + length;
-  auto next = entry.pieces.upper_bound(offset);
-  if (next != entry.pieces.begin()) {
+/// Takes those parts of [offset, end) that nobody has taken yet.
+void CrcLedger::claim_in_block(Pieces& pieces, size_t block, int64_t offset, int64_t end,
+                               std::vector<Range>& claimed) {
+  auto next = pieces.upper_bound(offset);
+  if (next != pieces.begin()) {
     auto before = std::prev(next);
     offset = std::max(offset, before->first + before->second.length);
   }
   while (offset < end) {
-    const int64_t until = next == entry.pieces.end() ? end : std::min(end, next->first);
+    const int64_t until = next == pieces.end() ? end : std::min(end, next->first);
     if (until > offset) {
-      claimed.push_back({offset, until - offset});
-      entry.pieces.emplace_hint(next, offset, Piece{until - offset, 0, false});
+      claimed.push_back({block, offset, until - offset});
+      pieces.emplace_hint(next, offset, Piece{until - offset, 0, false});
     }
-    if (next == entry.pieces.end()) break;
+    if (next == pieces.end()) break;
     offset = std::max(offset, next->first + next->second.length);
     ++next;
+  }
+}
+
+/// The same for a range of any of a payload's blocks.
+std::vector<CrcLedger::Range> CrcLedger::claim(const PayloadKey& key, size_t tensor, size_t chunk,
+                                               const Payload& payload, int64_t offset, int64_t length) {
+  std::lock_guard lock(mutex_);
+  if (done_.contains(key)) return {};
+  const size_t blocks = payload.checksum_blocks();
+  auto [at, fresh] = open_.try_emplace(key, Entry{tensor, chunk, payload, {}, {}, blocks});
+  Entry& entry = at->second;
+  if (fresh) entry.done.resize(blocks);
+  std::vector<Range> claimed;
+  const int64_t end = offset + length;
+  const int64_t block_bytes = payload.checksum_block(0).length;  // of all but the last
+  for (size_t b = static_cast<size_t>(offset / block_bytes); b < blocks; ++b) {
+    const ChecksumBlock block = payload.checksum_block(b);
+    if (block.offset >= end) break;
+    if (entry.done[b]) continue;
+    claim_in_block(entry.open[b], b, std::max(offset, block.offset),
+                   std::min(end, block.offset + block.length), claimed);
   }
   return claimed;
 }
 
 /// Joins a hashed piece with the neighbours that are hashed too.
-void CrcLedger::join(Entry& entry, std::map<int64_t, Piece>::iterator piece) {
+void CrcLedger::join(Pieces& pieces, Pieces::iterator piece) {
   auto append = [&](auto low, auto high) {
     if (!low->second.hashed || !high->second.hashed || low->first + low->second.length != high->first)
       return false;
     low->second.crc = crc32_combine(low->second.crc, high->second.crc, high->second.length);
     low->second.length += high->second.length;
-    entry.pieces.erase(high);
+    pieces.erase(high);
     return true;
   };
   auto next = std::next(piece);
-  if (next != entry.pieces.end()) append(piece, next);
-  if (piece != entry.pieces.begin()) append(std::prev(piece), piece);
+  if (next != pieces.end()) append(piece, next);
+  if (piece != pieces.begin()) append(std::prev(piece), piece);
 }
 
 void CrcLedger::add(const Catalog& catalog, size_t tensor, size_t chunk, const Payload& payload,
                     int64_t offset, std::span<const std::byte> bytes) {
-  if (!payload.crc32 || bytes.empty()) return;
+  if (!payload.has_checksums() || bytes.empty()) return;
   const PayloadKey key = key_of(payload);
-  std::vector<Range> claimed;
-  {
-    std::lock_guard lock(mutex_);
-    if (done_.contains(key)) return;
-    auto [at, fresh] = open_.try_emplace(key, Entry{tensor, chunk, payload, {}});
-    claimed = claim(at->second, offset, static_cast<int64_t>(bytes.size()));
-  }
+  const std::vector<Range> claimed =
+      claim(key, tensor, chunk, payload, offset, static_cast<int64_t>(bytes.size()));
   if (claimed.empty()) return;
 
   std::vector<uint32_t> crcs;
@@ -89,14 +104,22 @@ void CrcLedger::add(const Catalog& catalog, size_t tensor, size_t chunk, const P
   std::lock_guard lock(mutex_);
   Entry& entry = open_.at(key);  // still open: the pieces claimed above are not hashed yet
   for (size_t i = 0; i < claimed.size(); ++i) {
-    auto piece = entry.pieces.find(claimed[i].offset);
+    const size_t b = claimed[i].block;
+    Pieces& pieces = entry.open.at(b);
+    auto piece = pieces.find(claimed[i].offset);
     piece->second.crc = crcs[i];
     piece->second.hashed = true;
-    join(entry, piece);
+    join(pieces, piece);
+    const ChecksumBlock block = payload.checksum_block(b);
+    const Piece& first = pieces.begin()->second;
+    if (pieces.size() > 1 || !first.hashed || first.length != block.length) continue;
+    if (first.crc != block.crc32) throw_crc_mismatch(catalog, tensor, chunk, payload, block, first.crc);
+    entry.open.erase(b);
+    entry.done[b] = true;
+    --entry.left;
+    ++checked_;
   }
-  const Piece& first = entry.pieces.begin()->second;
-  if (entry.pieces.size() > 1 || !first.hashed || first.length != payload.length) return;
-  if (first.crc != *payload.crc32) throw_crc_mismatch(catalog, tensor, chunk, payload, first.crc);
+  if (entry.left > 0) return;
   open_.erase(key);
   done_.insert(key);
 }
@@ -105,22 +128,25 @@ std::vector<CrcLedger::Gap> CrcLedger::gaps() const {
   std::lock_guard lock(mutex_);
   std::vector<Gap> gaps;
   for (const auto& [key, entry] : open_) {
-    int64_t offset = 0;
-    auto add_gap = [&](int64_t until) {
-      if (until > offset) gaps.push_back({entry.tensor, entry.chunk, entry.payload, offset, until - offset});
-    };
-    for (const auto& [begin, piece] : entry.pieces) {
-      add_gap(begin);
-      offset = begin + piece.length;
+    for (const auto& [b, pieces] : entry.open) {
+      const ChecksumBlock block = entry.payload.checksum_block(b);
+      int64_t offset = block.offset;
+      auto add_gap = [&, &e = entry](int64_t until) {
+        if (until > offset) gaps.push_back({e.tensor, e.chunk, e.payload, offset, until - offset});
+      };
+      for (const auto& [begin, piece] : pieces) {
+        add_gap(begin);
+        offset = begin + piece.length;
+      }
+      add_gap(block.offset + block.length);
     }
-    add_gap(entry.payload.length);
   }
   return gaps;
 }
 
 int64_t CrcLedger::checked() const {
   std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(done_.size());
+  return checked_;
 }
 
 }  // namespace spolia

@@ -68,6 +68,89 @@ RC_GTEST_PROP(CrcLedger, PiecesInAnyOrderWithOverlapsGiveTheWholeCrc, (uint64_t 
   RC_ASSERT(ledger.gaps().empty());
 }
 
+/// CRC-32s of blocks, and a payload that has them.
+struct BlockedPayload {
+  BlockedPayload(std::span<const std::byte> bytes, int64_t block_bytes) {
+    const auto step = static_cast<size_t>(block_bytes);
+    for (size_t begin = 0; begin < bytes.size(); begin += step) {
+      crcs.push_back(crc32(0, bytes.subspan(begin, std::min(step, bytes.size() - begin))));
+    }
+    payload.stored = {0, 100, std::ssize(bytes)};
+    payload.length = std::ssize(bytes);
+    payload.block_bytes = block_bytes;
+    payload.blocks = crcs;
+  }
+  std::vector<uint32_t> crcs;
+  Payload payload;
+};
+
+RC_GTEST_PROP(CrcLedger, EachTouchedBlockIsCheckedAndNoOther, (uint64_t seed)) {
+  const auto bytes = random_bytes(static_cast<size_t>(pick(1, 300)), seed);
+  const int64_t block_bytes = pick(1, 60);
+  const BlockedPayload blocked(bytes, block_bytes);
+  const Catalog catalog = one_tensor();
+  CrcLedger ledger;
+  std::vector<bool> touched(blocked.crcs.size());
+  std::vector<bool> seen(bytes.size());
+  for (int64_t i = pick(0, 10); i > 0; --i) {
+    const size_t begin = static_cast<size_t>(pick(0, std::ssize(bytes)));
+    const size_t length = static_cast<size_t>(pick(0, std::ssize(bytes) - static_cast<int64_t>(begin) + 1));
+    ledger.add(catalog, 0, 0, blocked.payload, static_cast<int64_t>(begin),
+               std::span(bytes).subspan(begin, length));
+    for (size_t b = begin; b < begin + length; ++b) {
+      seen[b] = true;
+      touched[b / static_cast<size_t>(block_bytes)] = true;
+    }
+  }
+  for (const CrcLedger::Gap& gap : ledger.gaps()) {
+    RC_ASSERT(gap.length > 0);
+    RC_ASSERT(gap.offset / block_bytes == (gap.offset + gap.length - 1) / block_bytes);
+    for (int64_t i = gap.offset; i < gap.offset + gap.length; ++i) {
+      RC_ASSERT(!seen[static_cast<size_t>(i)]);
+      seen[static_cast<size_t>(i)] = true;
+    }
+    ledger.add(catalog, 0, 0, blocked.payload, gap.offset,
+               std::span(bytes).subspan(static_cast<size_t>(gap.offset), static_cast<size_t>(gap.length)));
+  }
+  for (size_t b = 0; b < bytes.size(); ++b) {
+    RC_ASSERT(seen[b] == touched[b / static_cast<size_t>(block_bytes)]);
+  }
+  RC_ASSERT(ledger.checked() == std::ranges::count(touched, true));
+  RC_ASSERT(ledger.gaps().empty());
+}
+
+TEST(CrcLedger, NamesTheDamagedBlock) {
+  auto bytes = random_bytes(100, 3);
+  const BlockedPayload blocked(bytes, 30);
+  bytes[65] ^= std::byte{1};
+  const Catalog catalog = one_tensor();
+  CrcLedger ledger;
+  ledger.add(catalog, 0, 0, blocked.payload, 0, std::span(bytes).first(60));
+  ledger.add(catalog, 0, 0, blocked.payload, 90, std::span(bytes).subspan(90));
+  EXPECT_EQ(ledger.checked(), 3);
+  try {
+    ledger.add(catalog, 0, 0, blocked.payload, 0, bytes);
+    FAIL() << "the damage was not seen";
+  } catch (const CorruptError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("\"w\" at offset 160 (30 bytes"), std::string::npos) << message;
+  }
+}
+
+TEST(CrcLedger, ManyThreadsReadTheBlocksOfOnePayload) {
+  const auto bytes = random_bytes(1 << 16, 9);
+  const BlockedPayload blocked(bytes, 1000);
+  const Catalog catalog = one_tensor();
+  CrcLedger ledger;
+  parallel_for(8, 1 << 10, [&](size_t, size_t i) {
+    const size_t begin = i * 797 % (1 << 10) * 64;
+    ledger.add(catalog, 0, 0, blocked.payload, static_cast<int64_t>(begin),
+               std::span(bytes).subspan(begin, 64));
+  });
+  EXPECT_EQ(ledger.checked(), std::ssize(blocked.crcs));
+  EXPECT_TRUE(ledger.gaps().empty());
+}
+
 TEST(CrcLedger, NamesADamagedPayload) {
   auto bytes = random_bytes(64, 1);
   const Payload payload = payload_with_crc(bytes);

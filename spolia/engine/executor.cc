@@ -42,9 +42,27 @@ std::vector<Lane> make_lanes(const TransferPlan& plan, const Source& source, boo
   return lanes;
 }
 
-int64_t bytes_of_tile(const TransferPlan& plan, const Catalog& target, size_t tile) {
-  const TileRegion& last = plan.tile(tile).back();
-  return last.offset + last.box.numel() * element_bytes(target.tensors[last.target].dtype);
+/// Copies a tile from file to file, where it is long runs of bytes that stay as they are. False where it is
+/// not, or where the sink wants to see it.
+bool copy_inside_kernel(TileReader& reader, const TileSink& sink, std::span<const TileRegion> regions,
+                        std::span<std::byte> out) {
+  if (!reader.is_plain_copy()) return false;
+  std::vector<TileSink::Place> places;
+  for (const TileRegion& region : regions) {
+    const std::optional<TileSink::Place> place = sink.place_of(region);
+    if (!place) return false;
+    places.push_back(*place);
+  }
+  reader.for_each_copy([&](const InputFile& file, int64_t from, const std::byte* data, int64_t length) {
+    const int64_t at = data - out.data();
+    const auto after = std::ranges::upper_bound(regions, at, {}, &TileRegion::offset);
+    const size_t region = static_cast<size_t>(after - regions.begin()) - 1;
+    const TileSink::Place& place = places[region];
+    const int64_t to = place.offset + at - regions[region].offset;
+    place.file->copy_from(file, from, to, length);
+    place.file->start_writeback(to, length);
+  });
+  return true;
 }
 
 /// Adds up what the threads did and tells the progress sink, one thread at a time.
@@ -70,7 +88,8 @@ class ProgressCounter {
 Report execute(const TransferPlan& plan, const Source& source, const Catalog& target, TileSink& sink,
                const ExecuteOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  ReadContext context{plan, source, target, options.check_crcs, ChunkIndices(source.catalog()), {}};
+  ReadContext context(plan, source, target, options.check_crcs);
+  ChunkIndices target_chunks(target);
   ProgressCounter progress(options.progress, plan.cost.bytes_written);
 
   struct Worker {
@@ -91,10 +110,16 @@ Report execute(const TransferPlan& plan, const Source& source, const Catalog& ta
         Worker& worker = worker_at(w);
         for (size_t tile = lanes[lane].first; tile < lanes[lane].end; ++tile) {
           if (options.cancel != nullptr) options.cancel->check();
-          const int64_t bytes = bytes_of_tile(plan, target, tile);
+          const std::vector<TileRegion> regions = regions_of(plan.tile(tile), target, target_chunks);
+          const int64_t bytes = bytes_of(regions, target);
           const std::span<std::byte> out = worker.tile.bytes().first(static_cast<size_t>(bytes));
-          worker.reader.read(plan.tile(tile), out);
-          sink.put(plan.tile(tile), out);
+          worker.reader.plan(regions, out);
+          if (!options.check_crcs && copy_inside_kernel(worker.reader, sink, regions, out)) {
+            sink.put_copied(w, regions);
+          } else {
+            worker.reader.read();
+            sink.put(w, regions, out);
+          }
           progress.add(bytes);
         }
         worker.reader.close_decoders();

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "spolia/base/cancel.h"
 #include "spolia/base/report.h"
+#include "spolia/engine/tile.h"
 #include "spolia/format/source.h"
 #include "spolia/plan/transfer_plan.h"
 
@@ -18,14 +21,24 @@ class TileSink {
   virtual ~TileSink() = default;
   /// Takes one tile: the elements of `regions`, each at its offset in `bytes`, in the target's dtypes. The
   /// bytes are the sink's to change until it returns. Called from several threads at once, with different
-  /// tiles; what it throws ends the execution.
-  virtual void put(std::span<const TileRegion> regions, std::span<std::byte> bytes) = 0;
+  /// tiles; `worker` < plan.threads tells which one it is. What it throws ends the execution.
+  virtual void put(size_t worker, std::span<const TileRegion> regions, std::span<std::byte> bytes) = 0;
+  /// Where a region's elements belong, for a sink that need not see them on their way: they may be copied
+  /// there inside the kernel, and put_copied() is called instead of put(). Nothing where they have to come.
+  struct Place {
+    OutputFile* file = nullptr;
+    int64_t offset = 0;
+  };
+  virtual std::optional<Place> place_of(const TileRegion& /*region*/) const { return std::nullopt; }
+  virtual void put_copied(size_t /*worker*/, std::span<const TileRegion> /*regions*/) {}
   /// Whether the tiles of one tensor must come in their order, one at a time. (Those of different tensors
   /// still come side by side.)
   virtual bool in_order() const { return false; }
 };
 
 struct ExecuteOptions {
+  /// Compare stored checksums with the bytes read. Without, long runs of bytes that stay as they are do not
+  /// pass through memory where the sink allows that.
   bool check_crcs = true;
   const CancelToken* cancel = nullptr;
   ProgressSink progress;

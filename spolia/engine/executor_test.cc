@@ -12,6 +12,7 @@
 #include "spolia/base/error.h"
 #include "spolia/base/hash.h"
 #include "spolia/layout/test_random.h"
+#include "spolia/tensor/copy.h"
 
 namespace spolia {
 namespace {
@@ -86,19 +87,22 @@ class CollectingSink final : public TileSink {
     }
   }
   bool in_order() const override { return ordered_; }
-  void put(std::span<const TileRegion> regions, std::span<std::byte> bytes) override {
+  void put(size_t, std::span<const TileRegion> regions, std::span<std::byte> bytes) override {
     std::lock_guard lock(mutex_);
     for (const TileRegion& region : regions) {
       const TensorEntry& tensor = target_.tensors[region.target];
-      const Dims strides = row_major_strides(tensor.shape);
+      const int64_t width = element_bytes(tensor.dtype);
+      Dims strides = row_major_strides(tensor.shape), region_strides = row_major_strides(region.box.sizes);
       int64_t first = 0;
-      for (size_t d = 0; d < strides.size(); ++d) first += region.box.offsets[d] * strides[d];
-      first *= element_bytes(tensor.dtype);
-      const int64_t length = region.box.numel() * element_bytes(tensor.dtype);
+      for (size_t d = 0; d < strides.size(); ++d) {
+        strides[d] *= width;
+        region_strides[d] *= width;
+        first += region.box.offsets[d] * strides[d];
+      }
       in_order_seen = in_order_seen && filled[region.target] == first;
-      filled[region.target] += length;
-      std::memcpy(data[region.target].data() + first, bytes.data() + region.offset,
-                  static_cast<size_t>(length));
+      filled[region.target] += region.box.numel() * width;
+      copy_strided(region.box.sizes, width, data[region.target].data() + first, strides,
+                   bytes.data() + region.offset, region_strides);
     }
   }
   std::vector<std::vector<std::byte>> data;
@@ -175,9 +179,10 @@ struct Case {
   }
 
   /// With small tiles, so that small tensors are cut as large ones are.
-  TransferPlan plan(size_t threads, int64_t tile_bytes) const {
+  TransferPlan plan(size_t threads, int64_t tile_bytes, bool row_major = true) const {
     PlanOptions options{kLeastMemory, threads};
     options.largest_tile = tile_bytes;
+    options.row_major = row_major;
     return plan_transfer(source.catalog(), target, copies, order, options);
   }
 };
@@ -205,7 +210,8 @@ RC_GTEST_PROP(Executor, EveryElementArrives, ()) {
   const size_t threads = static_cast<size_t>(pick(1, 4));
   const bool ordered = *rc::gen::arbitrary<bool>();
   CollectingSink sink(c.target, ordered);
-  const TransferPlan plan = c.plan(threads, *rc::gen::element<int64_t>(8, 64, 1000, 1 << 20));
+  const int64_t tile_bytes = *rc::gen::element<int64_t>(8, 64, 1000, 1 << 20);
+  const TransferPlan plan = c.plan(threads, tile_bytes, ordered);
   const Report report = execute(plan, c.source, c.target, sink, {});
   if (ordered) RC_ASSERT(sink.in_order_seen);
 
@@ -283,7 +289,9 @@ TEST(Executor, StopsWhenCancelledAndWhenTheSinkThrows) {
   EXPECT_THROW(execute(c.plan(2, 1000), c.source, c.target, sink, {.cancel = &cancel}), CancelledError);
 
   struct ThrowingSink final : TileSink {
-    void put(std::span<const TileRegion>, std::span<std::byte>) override { throw IoError("disk full"); }
+    void put(size_t, std::span<const TileRegion>, std::span<std::byte>) override {
+      throw IoError("disk full");
+    }
   } throwing;
   EXPECT_THROW(execute(c.plan(2, 1000), c.source, c.target, throwing, {}), IoError);
 }

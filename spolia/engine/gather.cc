@@ -1,6 +1,7 @@
 #include "spolia/engine/gather.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace spolia {
 namespace {
@@ -16,61 +17,141 @@ bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides, 
   return true;
 }
 
-struct Gatherer {
-  int64_t scratch_bytes;
-  std::vector<ReadOp>& ops;
+/// The payload's strides are the same for all boxes; what differs is where a box starts and how large it is.
+class Gatherer {
+ public:
+  Gatherer(const Payload& payload, size_t payload_number, DType dtype, const Box& chunk,
+           int64_t scratch_bytes, ReadPlan& plan)
+      : payload_number_(payload_number),
+        dtype_(dtype),
+        width_(element_bytes(dtype)),
+        first_(payload.first * width_),
+        origin_(chunk.offsets),
+        strides_(payload.strides),
+        scratch_bytes_(scratch_bytes),
+        plan_(plan) {
+    for (int64_t& stride : strides_) stride *= width_;
+  }
 
-  void add(ReadOp op) {
-    const int64_t width = element_bytes(op.dtype);
-    int64_t useful = width, span = width;
-    size_t widest = 0;
-    for (size_t d = 0; d < op.sizes.size(); ++d) {
-      useful *= op.source_strides[d] == 0 ? 1 : op.sizes[d];
-      span += (op.sizes[d] - 1) * op.source_strides[d];
-      auto reach = [&](size_t dim) { return op.sizes[dim] > 1 ? op.source_strides[dim] : -1; };
-      if (reach(d) > reach(widest)) widest = d;
+  void add(std::vector<WantedBox> wanted) {
+    std::erase_if(wanted, [&](const WantedBox& want) {
+      const bool alone = is_in_place(want) && bytes_of(want) >= kLongRead;
+      if (alone) push({&want, 1});
+      return alone;
+    });
+    if (!wanted.empty()) read_together(std::move(wanted));
+  }
+
+ private:
+  int64_t bytes_of(const WantedBox& want) const {
+    int64_t bytes = width_;
+    for (size_t d = 0; d < strides_.size(); ++d) bytes *= strides_[d] == 0 ? 1 : want.box.sizes[d];
+    return bytes;
+  }
+  int64_t begin_of(const WantedBox& want) const {
+    int64_t begin = first_;
+    for (size_t d = 0; d < strides_.size(); ++d) begin += (want.box.offsets[d] - origin_[d]) * strides_[d];
+    return begin;
+  }
+  int64_t end_of(const WantedBox& want) const {
+    int64_t end = begin_of(want) + width_;
+    for (size_t d = 0; d < strides_.size(); ++d) end += (want.box.sizes[d] - 1) * strides_[d];
+    return end;
+  }
+  bool is_in_place(const WantedBox& want) const {
+    return want.target.dtype == dtype_ && is_dense(want.box.sizes, strides_, width_) &&
+           is_dense(want.box.sizes, want.target.strides, width_);
+  }
+
+  void read_together(std::vector<WantedBox> wanted) {
+    int64_t begin = begin_of(wanted.front()), end = begin, useful = 0;
+    for (const WantedBox& want : wanted) {
+      begin = std::min(begin, begin_of(want));
+      end = std::max(end, end_of(want));
+      useful += bytes_of(want);
     }
-    op.length = span;
-    op.in_place = op.dtype == op.target.dtype && is_dense(op.sizes, op.source_strides, width) &&
-                  is_dense(op.sizes, op.target.strides, width);
-    const bool fits = span <= scratch_bytes && (span <= 2 * useful || span <= kFreeOverRead);
-    if (op.in_place || fits) {
-      ops.push_back(std::move(op));
+    const int64_t span = end - begin;
+    const bool fits = span <= scratch_bytes_ && (span <= 2 * useful || span <= kFreeOverRead);
+    if (fits || (wanted.size() == 1 && is_in_place(wanted.front()))) {
+      push(wanted);
     } else {
-      cut(op, widest);
+      cut(std::move(wanted));
     }
   }
 
-  void cut(const ReadOp& op, size_t dim) {
-    const int64_t half = op.sizes[dim] / 2;
-    ReadOp low = op, high = op;
-    low.sizes[dim] = half;
-    high.sizes[dim] -= half;
-    high.offset += half * op.source_strides[dim];
-    high.target.data += half * op.target.strides[dim];
-    add(std::move(low));
-    add(std::move(high));
+  /// Cuts where the boxes reach furthest in the payload, at half their indices, and reads each half.
+  void cut(std::vector<WantedBox> wanted) {
+    size_t widest = 0;
+    int64_t middle = 0, widest_reach = -1;
+    for (size_t d = 0; d < strides_.size(); ++d) {
+      int64_t low = wanted.front().box.offsets[d], high = low;
+      for (const WantedBox& want : wanted) {
+        low = std::min(low, want.box.offsets[d]);
+        high = std::max(high, want.box.offsets[d] + want.box.sizes[d]);
+      }
+      const int64_t reach = high - low > 1 ? strides_[d] : -1;
+      if (reach > widest_reach) {
+        widest = d;
+        widest_reach = reach;
+        middle = low + (high - low) / 2;
+      }
+    }
+    std::vector<WantedBox> lower, upper;
+    for (WantedBox& want : wanted) {
+      const int64_t begin = want.box.offsets[widest], end = begin + want.box.sizes[widest];
+      if (end <= middle) {
+        lower.push_back(std::move(want));
+      } else if (begin >= middle) {
+        upper.push_back(std::move(want));
+      } else {
+        WantedBox low = want;
+        low.box.sizes[widest] = middle - begin;
+        lower.push_back(std::move(low));
+        want.box.offsets[widest] = middle;
+        want.box.sizes[widest] = end - middle;
+        want.target.data += (middle - begin) * want.target.strides[widest];
+        upper.push_back(std::move(want));
+      }
+    }
+    wanted = {};
+    read_together(std::move(lower));
+    read_together(std::move(upper));
   }
+
+  void push(std::span<const WantedBox> wanted) {
+    ReadOp op;
+    op.payload = payload_number_;
+    op.offset = begin_of(wanted.front());
+    int64_t end = op.offset;
+    for (const WantedBox& want : wanted) {
+      op.offset = std::min(op.offset, begin_of(want));
+      end = std::max(end, end_of(want));
+    }
+    op.length = end - op.offset;
+    op.in_place = wanted.size() == 1 && is_in_place(wanted.front());
+    op.first_piece = plan_.pieces.size();
+    for (const WantedBox& want : wanted) {
+      plan_.pieces.push_back({begin_of(want) - op.offset, want.box.sizes, strides_, want.target});
+    }
+    op.end_piece = plan_.pieces.size();
+    plan_.ops.push_back(op);
+  }
+
+  const size_t payload_number_;
+  const DType dtype_;
+  const int64_t width_;
+  const int64_t first_;  // in bytes
+  const Dims origin_;
+  Dims strides_;  // in bytes
+  const int64_t scratch_bytes_;
+  ReadPlan& plan_;
 };
 
 }  // namespace
 
-void plan_reads(const Payload& payload, size_t payload_number, DType dtype, const Box& chunk, const Box& part,
-                const Block& target, int64_t scratch_bytes, std::vector<ReadOp>& ops) {
-  const int64_t width = element_bytes(dtype);
-  ReadOp op;
-  op.payload = payload_number;
-  op.dtype = dtype;
-  op.sizes = part.sizes;
-  op.source_strides = payload.strides;
-  op.target = target;
-  int64_t first = payload.first;
-  for (size_t d = 0; d < part.ndim(); ++d) {
-    first += (part.offsets[d] - chunk.offsets[d]) * payload.strides[d];
-    op.source_strides[d] *= width;
-  }
-  op.offset = first * width;
-  Gatherer{scratch_bytes, ops}.add(std::move(op));
+void plan_reads(const Payload& payload, size_t payload_number, DType dtype, const Box& chunk,
+                std::span<const WantedBox> wanted, int64_t scratch_bytes, ReadPlan& plan) {
+  Gatherer(payload, payload_number, dtype, chunk, scratch_bytes, plan).add({wanted.begin(), wanted.end()});
 }
 
 }  // namespace spolia

@@ -58,18 +58,33 @@ RC_GTEST_PROP(Gather, FetchesEveryElementWithinScratch, ()) {
   for (int64_t& stride : block.strides) stride *= 2;
   const int64_t scratch = *rc::gen::element<int64_t>(2, 6, 16, 100, 1 << 20);
 
-  std::vector<ReadOp> ops;
-  plan_reads(payload, 3, DType::kInt16, chunk, part, block, scratch, ops);
-  for (const ReadOp& op : ops) {
+  // The box as it is, or in two: together they are what is wanted.
+  std::vector<WantedBox> wanted = {{part, block}};
+  const size_t dim = ndim == 0 ? 0 : static_cast<size_t>(pick(0, static_cast<int64_t>(ndim)));
+  if (ndim > 0 && part.sizes[dim] > 1) {
+    const int64_t low = pick(1, part.sizes[dim]);
+    wanted.push_back(wanted.front());
+    wanted[0].box.sizes[dim] = low;
+    wanted[1].box.offsets[dim] += low;
+    wanted[1].box.sizes[dim] -= low;
+    wanted[1].target.data += low * block.strides[dim];
+  }
+  ReadPlan plan;
+  plan_reads(payload, 3, DType::kInt16, chunk, wanted, scratch, plan);
+  for (const ReadOp& op : plan.ops) {
     RC_ASSERT(op.payload == 3u);
     RC_ASSERT(op.in_place || op.length <= scratch);
     RC_ASSERT(op.offset >= 0);
     RC_ASSERT(op.offset + op.length <= reach * 2);
     const std::byte* bytes = reinterpret_cast<const std::byte*>(stored.data()) + op.offset;
     if (op.in_place) {
-      std::memcpy(op.target.data, bytes, static_cast<size_t>(op.length));
-    } else {
-      copy_strided(op.sizes, 2, op.target.data, op.target.strides, bytes, op.source_strides);
+      RC_ASSERT(plan.pieces_of(op).size() == 1u);
+      std::memcpy(plan.pieces_of(op)[0].target.data, bytes, static_cast<size_t>(op.length));
+      continue;
+    }
+    for (const ReadPiece& piece : plan.pieces_of(op)) {
+      copy_strided(piece.sizes, 2, piece.target.data, piece.target.strides, bytes + piece.offset,
+                   piece.strides);
     }
   }
   for (const Dims& index : indices_of(part.sizes)) {
@@ -83,9 +98,9 @@ RC_GTEST_PROP(Gather, FetchesEveryElementWithinScratch, ()) {
 std::vector<ReadOp> reads(const Payload& payload, const Box& chunk, const Box& part, int64_t scratch) {
   static std::byte target;  // never written: the reads are only planned
   Block block{&target, row_major_strides(part.sizes), DType::kInt8};
-  std::vector<ReadOp> ops;
-  plan_reads(payload, 0, DType::kInt8, chunk, part, block, scratch, ops);
-  return ops;
+  ReadPlan plan;
+  plan_reads(payload, 0, DType::kInt8, chunk, std::vector<WantedBox>{{part, block}}, scratch, plan);
+  return plan.ops;
 }
 
 TEST(Gather, RowsAreOneReadInPlaceWhateverTheScratch) {
@@ -104,6 +119,26 @@ TEST(Gather, NarrowColumnsAreReadRunByRunNotAsTheWholeSpan) {
   const auto ops = reads(payload, whole(Dims{64, 1 << 20}), Box{{0, 0}, {64, 4096}}, 1 << 22);
   EXPECT_EQ(ops.size(), 64u);
   for (const ReadOp& op : ops) EXPECT_EQ(op.length, 4096);
+}
+
+TEST(Gather, ColumnsThatFillTheirRowsTogetherAreOneRead) {
+  static std::byte target;
+  Payload payload;
+  payload.strides = {4096, 1};
+  std::vector<WantedBox> wanted;
+  for (int64_t shard = 0; shard < 16; ++shard) {
+    wanted.push_back({Box{{8, shard * 256}, {32, 256}}, {&target, {256, 1}, DType::kInt8}});
+  }
+  ReadPlan plan;
+  plan_reads(payload, 0, DType::kInt8, whole(Dims{64, 4096}), wanted, 1 << 20, plan);
+  ASSERT_EQ(plan.ops.size(), 1u);
+  EXPECT_EQ(plan.ops[0].offset, 8 * 4096);
+  EXPECT_EQ(plan.ops[0].length, 32 * 4096);
+  EXPECT_EQ(plan.pieces.size(), 16u);
+
+  plan.clear();
+  plan_reads(payload, 0, DType::kInt8, whole(Dims{64, 4096}), wanted, 32 * 1024, plan);
+  EXPECT_EQ(plan.ops.size(), 4u) << "cut where the scratch is full, still without reading a byte twice";
 }
 
 TEST(Gather, WideColumnsAreReadTogether) {

@@ -10,8 +10,7 @@
 namespace spolia {
 namespace {
 
-constexpr int64_t kFreeGap = int64_t{8} << 10;     // reading over less costs a disk less than a second read
-constexpr int64_t kLongRead = int64_t{256} << 10;  // long enough to go straight into place, alone
+constexpr int64_t kFreeGap = int64_t{8} << 10;  // reading over less costs a disk less than a second read
 
 Dims byte_strides(std::span<const int64_t> sizes, int64_t width) {
   Dims strides = row_major_strides(sizes);
@@ -40,53 +39,70 @@ int64_t byte_offset(std::span<const int64_t> offsets, std::span<const int64_t> o
 
 }  // namespace
 
-std::vector<uint32_t> ChunkIndices::overlapping(size_t tensor, const Box& box) {
-  const TensorEntry& entry = catalog_.tensors[tensor];
-  if (entry.chunks() == 1) return {0};
-  Slot& slot = indices_[tensor];
-  std::call_once(slot.once, [&] { slot.index.emplace(entry.boxes); });
-  return slot.index->overlapping(box);
-}
-
 TileReader::TileReader(ReadContext& context) : context_(context), scratch_(context.plan.scratch_bytes) {}
 
-void TileReader::read(std::span<const TileRegion> regions, std::span<std::byte> out) {
+void TileReader::plan(std::span<const TileRegion> regions, std::span<std::byte> out) {
   uses_.clear();
-  ops_.clear();
-  for (const TileRegion& region : regions) plan_region(region, out.data() + region.offset);
-
+  use_of_.clear();
+  reads_.clear();
+  for (const TileRegion& region : regions) add_wanted(region, out.data() + region.offset);
+  for (size_t use = 0; use < uses_.size(); ++use) {
+    const ChunkUse& chunk = uses_[use];
+    const TensorEntry& tensor = context_.source.catalog().tensors[chunk.tensor];
+    plan_reads(chunk.payload, use, tensor.dtype, addressable_box(tensor, chunk.chunk), chunk.wanted,
+               scratch_.size(), reads_);
+  }
   auto place = [&](const ReadOp& op) {
     const Payload& payload = uses_[op.payload].payload;
     return std::tuple(payload.stored.file, payload.codec == Codec::kNone ? 0 : payload.stored.offset + 1,
                       position(op));
   };
-  std::ranges::sort(ops_, {}, place);
+  std::ranges::sort(reads_.ops, {}, place);
+}
 
+void TileReader::read() {
+  const std::span<const ReadOp> ops = reads_.ops;
   // Plain reads that are near each other become one, as long as scratch holds them.
-  for (size_t begin = 0; begin < ops_.size();) {
+  for (size_t begin = 0; begin < ops.size();) {
     size_t end = begin + 1;
-    const Payload& first = uses_[ops_[begin].payload].payload;
-    int64_t until = position(ops_[begin]) + ops_[begin].length;
+    const Payload& first = uses_[ops[begin].payload].payload;
+    int64_t until = position(ops[begin]) + ops[begin].length;
     auto joins = [&](const ReadOp& op) {
       const Payload& payload = uses_[op.payload].payload;
       return payload.codec == Codec::kNone && payload.stored.file == first.stored.file &&
              op.length < kLongRead && position(op) <= until + kFreeGap &&
-             std::max(until, position(op) + op.length) - position(ops_[begin]) <= scratch_.size();
+             std::max(until, position(op) + op.length) - position(ops[begin]) <= scratch_.size();
     };
-    if (first.codec == Codec::kNone && ops_[begin].length < kLongRead) {
-      for (; end < ops_.size() && joins(ops_[end]); ++end)
-        until = std::max(until, position(ops_[end]) + ops_[end].length);
+    if (first.codec == Codec::kNone && ops[begin].length < kLongRead) {
+      for (; end < ops.size() && joins(ops[end]); ++end)
+        until = std::max(until, position(ops[end]) + ops[end].length);
     }
     if (end - begin == 1) {
-      run_alone(ops_[begin]);
+      run_alone(ops[begin]);
     } else {
-      run_together(std::span(ops_).subspan(begin, end - begin));
+      run_together(ops.subspan(begin, end - begin));
     }
     begin = end;
   }
 }
 
-void TileReader::plan_region(const TileRegion& region, std::byte* data) {
+bool TileReader::is_plain_copy() const {
+  return std::ranges::all_of(reads_.ops, [&](const ReadOp& op) {
+    return op.in_place && op.length >= kLongRead && uses_[op.payload].payload.codec == Codec::kNone;
+  });
+}
+
+void TileReader::for_each_copy(const std::function<void(const InputFile& file, int64_t offset,
+                                                        const std::byte* place, int64_t length)>& copy) {
+  for (const ReadOp& op : reads_.ops) {
+    const InputFile& file = context_.source.file(uses_[op.payload].payload.stored.file);
+    copy(file, position(op), reads_.pieces_of(op).front().target.data, op.length);
+    bytes_read_ += op.length;
+  }
+}
+
+/// Notes which boxes of which chunks become the region, whose elements lie at `data`.
+void TileReader::add_wanted(const TileRegion& region, std::byte* data) {
   const TensorEntry& target = context_.target.tensors[region.target];
   const Dims strides = byte_strides(region.box.sizes, element_bytes(target.dtype));
   for (const RegionCopy& copy : context_.plan.copies_of(region.target)) {
@@ -94,23 +110,25 @@ void TileReader::plan_region(const TileRegion& region, std::byte* data) {
     if (wanted.empty()) continue;
     const TensorEntry& tensor = context_.source.catalog().tensors[copy.source];
     const Box from = source_of(copy, wanted);
-    Dims from_strides(strides.size());  // the tile's strides in the order of the source's dims
+    Dims from_strides(strides.size());  // the region's strides in the order of the source's dims
     for (size_t d = 0; d < strides.size(); ++d) {
       from_strides[copy.permute.empty() ? d : static_cast<size_t>(copy.permute[d])] = strides[d];
     }
     std::byte* wanted_data = data + byte_offset(wanted.offsets, region.box.offsets, strides);
 
-    for (uint32_t chunk : context_.indices.overlapping(copy.source, from)) {
-      const Box chunk_box = addressable_box(tensor, chunk);
-      const Box part = intersect(chunk_box, from);
+    for (uint32_t chunk : context_.chunks.overlapping(copy.source, from)) {
+      Box part = intersect(addressable_box(tensor, chunk), from);
       if (part.empty()) continue;
-      const size_t use = uses_.size();
-      uses_.push_back({copy.source, chunk, context_.source.payload(copy.source, chunk)});
-      Block block{wanted_data + byte_offset(part.offsets, from.offsets, from_strides), from_strides,
-                  target.dtype};
-      plan_reads(uses_.back().payload, use, tensor.dtype, chunk_box, part, block, scratch_.size(), ops_);
+      std::byte* part_data = wanted_data + byte_offset(part.offsets, from.offsets, from_strides);
+      want(copy.source, chunk, {std::move(part), {part_data, from_strides, target.dtype}});
     }
   }
+}
+
+void TileReader::want(size_t tensor, uint32_t chunk, WantedBox box) {
+  const auto [known, fresh] = use_of_.try_emplace({tensor, chunk}, uses_.size());
+  if (fresh) uses_.push_back({tensor, chunk, context_.source.payload(tensor, chunk), {}});
+  uses_[known->second].wanted.push_back(std::move(box));
 }
 
 /// Where the read starts: in its file, or, for a compressed item, in what it decodes to.
@@ -130,26 +148,30 @@ void TileReader::run_together(std::span<const ReadOp> ops) {
 }
 
 void TileReader::run_alone(const ReadOp& op) {
-  std::byte* bytes = op.in_place ? op.target.data : scratch_.data();
+  std::byte* bytes = op.in_place ? reads_.pieces_of(op).front().target.data : scratch_.data();
   fetch(uses_[op.payload].payload, op.offset, {bytes, static_cast<size_t>(op.length)});
   deliver(op, bytes);
 }
 
 /// Checks the bytes of a read and puts its elements in their places.
-void TileReader::deliver(const ReadOp& op, std::byte* bytes) {
+void TileReader::deliver(const ReadOp& op, const std::byte* bytes) {
   const ChunkUse& use = uses_[op.payload];
+  const Catalog& catalog = context_.source.catalog();
   if (context_.check_crcs) {
-    context_.ledger.add(context_.source.catalog(), use.tensor, use.chunk, use.payload, op.offset,
+    context_.ledger.add(catalog, use.tensor, use.chunk, use.payload, op.offset,
                         {bytes, static_cast<size_t>(op.length)});
   }
-  if (op.dtype != op.target.dtype) {
-    cast_strided(op.sizes, op.target.dtype, op.target.data, op.target.strides, op.dtype, bytes,
-                 op.source_strides);
-  } else if (op.in_place && bytes != op.target.data) {
-    std::memcpy(op.target.data, bytes, static_cast<size_t>(op.length));
-  } else if (!op.in_place) {
-    copy_strided(op.sizes, element_bytes(op.dtype), op.target.data, op.target.strides, bytes,
-                 op.source_strides);
+  const DType dtype = catalog.tensors[use.tensor].dtype;
+  for (const ReadPiece& piece : reads_.pieces_of(op)) {
+    const Block& to = piece.target;
+    const std::byte* from = bytes + piece.offset;
+    if (dtype != to.dtype) {
+      cast_strided(piece.sizes, to.dtype, to.data, to.strides, dtype, from, piece.strides);
+    } else if (!op.in_place) {
+      copy_strided(piece.sizes, element_bytes(dtype), to.data, to.strides, from, piece.strides);
+    } else if (from != to.data) {
+      std::memcpy(to.data, from, static_cast<size_t>(op.length));
+    }
   }
 }
 

@@ -3,10 +3,9 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <functional>
+#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -14,28 +13,12 @@
 #include "spolia/device/buffer.h"
 #include "spolia/engine/crc_ledger.h"
 #include "spolia/engine/gather.h"
+#include "spolia/engine/tile.h"
 #include "spolia/format/byte_source.h"
 #include "spolia/format/source.h"
-#include "spolia/layout/box_index.h"
 #include "spolia/plan/transfer_plan.h"
 
 namespace spolia {
-
-/// For each source tensor, the index of its chunks, made when first asked for. Thread-safe.
-class ChunkIndices {
- public:
-  explicit ChunkIndices(const Catalog& catalog) : catalog_(catalog), indices_(catalog.tensors.size()) {}
-  /// The chunks of a tensor that overlap `box`, in rising order.
-  std::vector<uint32_t> overlapping(size_t tensor, const Box& box);
-
- private:
-  struct Slot {
-    std::once_flag once;
-    std::optional<BoxIndex> index;
-  };
-  const Catalog& catalog_;
-  std::deque<Slot> indices_;
-};
 
 /// What the threads of one execution share.
 struct ReadContext {
@@ -43,8 +26,11 @@ struct ReadContext {
   const Source& source;
   const Catalog& target;
   bool check_crcs;
-  ChunkIndices indices;
+  ChunkIndices chunks;  // of the source
   CrcLedger ledger;
+
+  ReadContext(const TransferPlan& p, const Source& s, const Catalog& t, bool check)
+      : plan(p), source(s), target(t), check_crcs(check), chunks(s.catalog()) {}
 };
 
 /// One thread's reader, with its scratch memory and its open decoders.
@@ -52,8 +38,21 @@ class TileReader {
  public:
   explicit TileReader(ReadContext& context);
 
-  /// Fills `out`, the buffer of a tile with these regions.
-  void read(std::span<const TileRegion> regions, std::span<std::byte> out);
+  /// Decides how `out`, the buffer of a tile with these regions, will be filled.
+  void plan(std::span<const TileRegion> regions, std::span<std::byte> out);
+  /// Fills it, reading in the order of the source's files.
+  void read();
+  void read(std::span<const TileRegion> regions, std::span<std::byte> out) {
+    plan(regions, out);
+    read();
+  }
+
+  /// Whether the planned tile is long runs of a file's bytes as they are.
+  bool is_plain_copy() const;
+  /// Instead of read(), where it is: calls `copy` for each run with its file, the offset there, its place in
+  /// the buffer and its length.
+  void for_each_copy(const std::function<void(const InputFile& file, int64_t offset, const std::byte* place,
+                                              int64_t length)>& copy);
   /// Reads a part of a payload for its checksum alone.
   void read_for_check(const CrcLedger::Gap& gap);
   /// Drops the decoders of compressed items; to be called where reading jumps elsewhere.
@@ -66,26 +65,29 @@ class TileReader {
   struct ChunkUse {
     size_t tensor, chunk;
     Payload payload;
+    std::vector<WantedBox> wanted;
   };
   struct Decoder {
     PayloadKey key;
     std::unique_ptr<ByteSource> bytes;
   };
 
-  void plan_region(const TileRegion& region, std::byte* data);
+  void add_wanted(const TileRegion& region, std::byte* data);
+  void want(size_t tensor, uint32_t chunk, WantedBox box);
   void run_together(std::span<const ReadOp> ops);
   void run_alone(const ReadOp& op);
-  void deliver(const ReadOp& op, std::byte* bytes);
+  void deliver(const ReadOp& op, const std::byte* bytes);
   void fetch(const Payload& payload, int64_t offset, std::span<std::byte> out);
   ByteSource& decoder_of(const Payload& payload);
   int64_t position(const ReadOp& op) const;
 
   ReadContext& context_;
   Buffer scratch_;
-  std::vector<ChunkUse> uses_;     // of the tile being read
-  std::vector<ReadOp> ops_;        // likewise
-  std::vector<Decoder> decoders_;  // the last one used at the back
-  std::set<PayloadKey> opened_;    // by decoders, since close_decoders()
+  std::vector<ChunkUse> uses_;                            // of the tile being read
+  std::map<std::pair<size_t, uint32_t>, size_t> use_of_;  // by tensor and chunk: where in uses_
+  ReadPlan reads_;                                        // likewise
+  std::vector<Decoder> decoders_;                         // the last one used at the back
+  std::set<PayloadKey> opened_;                           // by decoders, since close_decoders()
   int64_t bytes_read_ = 0;
   int64_t decoders_reopened_ = 0;
 };
