@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,13 +83,28 @@ Catalog read_rank_metadata(const Store& store, std::span<const FolderEntry> entr
   return merge_dcp_metadata(std::move(parts), paths);
 }
 
+/// Data files with something in them that the catalog does not name. (Ranks with nothing to write leave empty
+/// ones.)
+std::vector<std::string> unknown_files(std::span<const FolderEntry> entries, const Catalog& catalog) {
+  const std::set<std::string_view> known(catalog.files.begin(), catalog.files.end());
+  std::vector<std::string> unknown;
+  for (const FolderEntry& entry : entries) {
+    const bool data = !entry.is_folder && entry.size > 0 && entry.name.ends_with(".distcp");
+    if (data && !known.contains(entry.name)) unknown.push_back(entry.name);
+  }
+  return unknown;
+}
+
 Catalog read_catalog(const Store& store, const std::filesystem::path& folder) {
   std::vector<FolderEntry> entries = store.list(folder);
   auto has = [&](std::string_view name) {
     return std::ranges::find(entries, name, &FolderEntry::name) != entries.end();
   };
-  if (!has(kMetadata)) return read_rank_metadata(store, entries, folder);
-  Catalog catalog = read_dcp_metadata(read_whole(store, folder, kMetadata), folder / kMetadata);
+  const bool one = has(kMetadata);
+  Catalog catalog = one ? read_dcp_metadata(read_whole(store, folder, kMetadata), folder / kMetadata)
+                        : read_rank_metadata(store, entries, folder);
+  catalog.unknown_files = unknown_files(entries, catalog);
+  if (!one) return catalog;
   if (has(kUnfinishedMetadata)) {
     catalog.notes.push_back(
         fmt::format("there is a {} too: a later save into this folder was interrupted and may "
@@ -150,6 +166,16 @@ class DcpSource final : public Source {
     if (!entry.extent) return entry.value;
     try {
       return read_value(*entry.extent);
+    } catch (const Error& error) {
+      rethrow_with_context(error, fmt::format("value {}", quote(entry.name)));
+    }
+  }
+
+  std::optional<std::vector<std::byte>> value_archive(size_t index) const override {
+    const ValueEntry& entry = catalog_.values[index];
+    if (!entry.extent) return std::nullopt;
+    try {
+      return read_archive(*entry.extent);
     } catch (const Error& error) {
       rethrow_with_context(error, fmt::format("value {}", quote(entry.name)));
     }
@@ -237,15 +263,29 @@ class DcpSource final : public Source {
     return blobs_.emplace(index, std::move(blob)).first->second;
   }
 
-  Value read_value(const Extent& extent) const {
+  /// A value's item, decoded.
+  std::unique_ptr<ByteSource> open_value(const Extent& extent) const {
     auto item = open_item(extent, Codec::kNone, kNoLimit);
-    if (form_of(*item) == ItemForm::kZstd) {
-      item = open_item(extent, Codec::kZstd,
-                       checked_add(kItemOverhead, checked_mul(kMostExpansion, extent.length)));
-    }
+    if (form_of(*item) != ItemForm::kZstd) return item;
+    return open_item(extent, Codec::kZstd,
+                     checked_add(kItemOverhead, checked_mul(kMostExpansion, extent.length)));
+  }
+
+  Value read_value(const Extent& extent) const {
+    auto item = open_value(extent);
     TorchArchive archive(*item, extent.length);
     TensorPickle pickle(archive);
     return pickle.value(pickle.root());
+  }
+
+  /// The archive of a value, each of its records checked.
+  std::optional<std::vector<std::byte>> read_archive(const Extent& extent) const {
+    auto item = open_value(extent);
+    if (form_of(*item) != ItemForm::kZip) return std::nullopt;
+    TorchArchive archive(*item, extent.length);
+    const int64_t most = std::max(kItemOverhead, item->size());
+    for (const ZipRecord& record : archive.zip().records()) archive.zip().read(record, most);
+    return read_all(*item);
   }
 
   OpenFiles files_;

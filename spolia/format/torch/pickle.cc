@@ -148,7 +148,7 @@ class Machine {
   void push_long(std::string_view bytes);
   void push_decimal(std::string_view text);
   void push_global(std::string_view module, std::string_view name);
-  void push_object(Ref&& callable, Ref&& args);
+  void push_object(Ref&& callable, Ref&& args, bool by_new);
   void push_persistent(Ref id);
   void new_object_with_keywords();
 
@@ -352,7 +352,7 @@ void Machine::step(const Instruction& instruction) {
     case Op::kReduce:
     case Op::kNewObj: {
       Ref args = pop(Kind::kTuple);
-      push_object(pop(), std::move(args));
+      push_object(pop(), std::move(args), instruction.op == Op::kNewObj);
       break;
     }
     case Op::kNewObjEx:
@@ -362,13 +362,15 @@ void Machine::step(const Instruction& instruction) {
       size_t from = pop_mark();
       if (from == stack_.size()) throw CorruptError("OBJ lacks its class");
       Ref args = pop_tuple(from + 1);
-      push_object(pop(), std::move(args));
+      bool by_new = args.items().empty();
+      push_object(pop(), std::move(args), by_new);
       break;
     }
     case Op::kInst: {
       Ref args = pop_tuple(pop_mark());
       push_global(instruction.text, instruction.text2);
-      push_object(pop(), std::move(args));
+      bool by_new = args.items().empty();
+      push_object(pop(), std::move(args), by_new);
       break;
     }
     case Op::kBuild:
@@ -514,17 +516,18 @@ void Machine::push_global(std::string_view module, std::string_view name) {
   push(std::move(ref));
 }
 
-void Machine::push_object(Ref&& callable, Ref&& args) {
+/// callable(*args), or callable.__new__(callable, *args).
+void Machine::push_object(Ref&& callable, Ref&& args, bool by_new) {
   std::optional<Ref> value;
   if (callable.is(Kind::kGlobal)) {
     const GlobalName& global = callable.global();
     if (global.tag != 0) value = hooks_->call(heap_, global, args);
     if (!value && global.natural_form == kReconstructorForm && is_plain_reconstruction(args.items())) {
-      return push_object(Ref(args.items()[0]), Ref(empty_tuple_));
+      return push_object(Ref(args.items()[0]), Ref(empty_tuple_), true);
     }
     if (!value) value = call_natural(global, args);
   }
-  push(value ? std::move(*value) : heap_.object(std::move(callable), std::move(args)));
+  push(value ? std::move(*value) : heap_.object(std::move(callable), std::move(args), by_new));
 }
 
 void Machine::push_persistent(Ref id) {
@@ -537,8 +540,8 @@ void Machine::new_object_with_keywords() {
   Ref kwargs = pop(Kind::kDict);
   Ref args = pop(Kind::kTuple);
   Ref callable = pop();
-  if (kwargs.items().empty()) return push_object(std::move(callable), std::move(args));
-  push(heap_.object(std::move(callable), std::move(args), std::move(kwargs)));
+  if (kwargs.items().empty()) return push_object(std::move(callable), std::move(args), true);
+  push(heap_.object(std::move(callable), std::move(args), true, std::move(kwargs)));
 }
 
 void Machine::get(int64_t index) {

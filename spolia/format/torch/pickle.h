@@ -111,6 +111,8 @@ class Ref {
   const Ref* find(std::string_view key) const;
 
   // An object: what the pickle asked for instead of what that would have made. Precondition: kObject.
+  /// Whether __new__ of the callable, a class, would be called, and not the callable itself.
+  bool is_made_by_new() const { return length_ == kMadeByNew; }
   /// What would be called, mostly a global. None for a persistent id.
   const Ref& callable() const { return slot(kCallable); }
   /// What it would be called with: a tuple. For a persistent id the id itself.
@@ -130,6 +132,7 @@ class Ref {
  private:
   friend class Heap;
   friend class Machine;
+  static constexpr uint32_t kMadeByNew = 1;
   // Most objects have the first ones alone.
   enum Slot : size_t { kCallable, kArgs, kState, kKwargs, kAppended, kEntries, kReplacement };
 
@@ -141,7 +144,7 @@ class Ref {
   inline std::vector<Ref>& contents() const;
 
   Kind kind_;
-  uint32_t length_;  // a text's length, a handle's tag
+  uint32_t length_;  // a text's length, a handle's tag, kMadeByNew of an object
   union {
     int64_t integer_;
     double number_;
@@ -174,7 +177,7 @@ class Heap {
   /// `items`: key, value, key, value, ...
   Ref dict(std::vector<Ref> items = {}) { return node(Kind::kDict, std::move(items)); }
   Ref set(std::vector<Ref> items = {}) { return node(Kind::kSet, std::move(items)); }
-  Ref object(Ref callable, Ref args, Ref kwargs = {});
+  Ref object(Ref callable, Ref args, bool is_made_by_new = false, Ref kwargs = {});
   Ref global(std::string_view module, std::string_view name);
 
   /// A copy of `text` that lives as long as the heap.

@@ -108,8 +108,9 @@ Ref Heap::node(Kind kind, std::vector<Ref> items) {
   return ref;
 }
 
-Ref Heap::object(Ref callable, Ref args, Ref kwargs) {
+Ref Heap::object(Ref callable, Ref args, bool is_made_by_new, Ref kwargs) {
   Ref ref = fresh(Kind::kObject);
+  if (is_made_by_new) ref.length_ = Ref::kMadeByNew;
   std::vector<Ref>& slots = ref.contents();
   slots.push_back(std::move(callable));
   slots.push_back(std::move(args));

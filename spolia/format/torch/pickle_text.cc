@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "spolia/base/text.h"
+
 namespace spolia::pickle {
 namespace {
 
@@ -21,20 +23,34 @@ std::optional<Number> parse_whole(std::string_view text) {
 
 bool is_negative(std::string_view bytes) { return !bytes.empty() && (bytes.back() & 0x80) != 0; }
 
+/// Negates a two's complement integer of 32-bit limbs, least first.
+void negate(std::vector<uint32_t>& limbs) {  // ~x + 1
+  uint64_t carry = 1;
+  for (uint32_t& limb : limbs) {
+    carry += static_cast<uint32_t>(~limb);
+    limb = static_cast<uint32_t>(carry);
+    carry >>= 32;
+  }
+}
+
 /// The magnitude of a two's complement integer as 32-bit limbs, least first.
 std::vector<uint32_t> magnitude(std::string_view bytes) {
   bool negative = is_negative(bytes);
   std::vector<uint32_t> limbs(bytes.size() / 4 + 1, negative ? ~uint32_t{0} : 0);
   std::memcpy(limbs.data(), bytes.data(), bytes.size());
-  if (negative) {  // ~x + 1
-    uint64_t carry = 1;
-    for (uint32_t& limb : limbs) {
-      carry += static_cast<uint32_t>(~limb);
-      limb = static_cast<uint32_t>(carry);
-      carry >>= 32;
-    }
-  }
+  if (negative) negate(limbs);
   return limbs;
+}
+
+/// limbs * 10 + digit, in place.
+void append_digit(std::vector<uint32_t>& limbs, uint32_t digit) {
+  uint64_t carry = digit;
+  for (uint32_t& limb : limbs) {
+    carry += uint64_t{limb} * 10;
+    limb = static_cast<uint32_t>(carry);
+    carry >>= 32;
+  }
+  if (carry != 0) limbs.push_back(static_cast<uint32_t>(carry));
 }
 
 /// Divides `limbs` in place; gives the remainder.
@@ -131,6 +147,19 @@ std::string decimal_text(std::string_view bytes) {
   return out;
 }
 
+std::string binary_integer(std::string_view decimal) {
+  bool negative = decimal.starts_with('-');
+  if (negative) decimal.remove_prefix(1);
+  std::vector<uint32_t> limbs;
+  for (char c : decimal) append_digit(limbs, static_cast<uint32_t>(c - '0'));
+  limbs.push_back(0);  // room for the sign
+  if (negative) negate(limbs);
+  std::string bytes(limbs.size() * sizeof(uint32_t), '\0');
+  std::memcpy(bytes.data(), limbs.data(), bytes.size());
+  bytes.resize(without_sign_extension(bytes).size());
+  return bytes;
+}
+
 bool is_decimal(std::string_view text) {
   if (text.starts_with('-')) text.remove_prefix(1);
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
@@ -189,6 +218,24 @@ std::optional<std::string> latin1(std::string_view utf8) {
     out += static_cast<char>(c);
   }
   return out;
+}
+
+std::string utf8_of_latin1(std::string_view bytes) {
+  std::string out;
+  out.reserve(bytes.size());
+  for (char c : bytes) append_utf8(out, static_cast<unsigned char>(c));
+  return out;
+}
+
+bool is_python_text(std::string_view text) {
+  if (is_utf8(text)) return true;
+  // U+D800 to U+DFFF are ED A0 80 to ED BF BF; U+D000 to U+D7FF, which are no surrogates, the same with a
+  // lower second byte.
+  std::string without_surrogates(text);
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    if (text[i] == '\xED' && (text[i + 1] & 0xE0) == 0xA0) without_surrogates[i + 1] = '\x80';
+  }
+  return is_utf8(without_surrogates);
 }
 
 }  // namespace spolia::pickle

@@ -18,6 +18,9 @@ std::string_view without_sign_extension(std::string_view bytes);
 /// A two's complement little-endian integer of any length, in decimal. Quadratic in the length.
 std::string decimal_text(std::string_view bytes);
 
+/// The other way round: the shortest such form of a decimal integer (is_decimal()). Quadratic too.
+std::string binary_integer(std::string_view decimal);
+
 /// Whether `text` is an optional '-' and decimal digits.
 bool is_decimal(std::string_view text);
 
@@ -38,5 +41,10 @@ std::optional<std::string> raw_unicode(std::string_view text);
 
 /// UTF-8 as Latin-1; nothing where a character is not in it.
 std::optional<std::string> latin1(std::string_view utf8);
+/// The other way round.
+std::string utf8_of_latin1(std::string_view bytes);
+
+/// Whether Python can hold `text`, as pickles spell it: UTF-8, where surrogates may stand alone.
+bool is_python_text(std::string_view text);
 
 }  // namespace spolia::pickle

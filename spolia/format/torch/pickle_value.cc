@@ -92,9 +92,13 @@ class TreeBuilder {
     const Ref& callable = ref.callable();
     if (callable.is(Kind::kGlobal)) {
       record->type = build_global(callable);
+      record->construction = construction_of(ref);
     } else {
       record->type.name = callable.is_none() ? "persistent_id" : "call";
       if (!callable.is_none()) record->args.push_back(build(callable));
+      if (!callable.is_none() && construction_of(ref) == Record::Construction::kCall) {
+        record->construction = Record::Construction::kCallOfFirst;
+      }
     }
     if (ref.args().is(Kind::kTuple)) {
       for (const Ref& arg : ref.args().items()) record->args.push_back(build(arg));
@@ -106,6 +110,11 @@ class TreeBuilder {
     if (!ref.appended().is_none()) record->items = build_all(ref.appended().items());
     if (!ref.entries().is_none()) record->entries = build_dict(ref.entries()).items;
     return Value(std::move(record));
+  }
+
+  static Record::Construction construction_of(const Ref& ref) {
+    if (!ref.kwargs().is_none()) return Record::Construction::kNewWithKeywords;
+    return ref.is_made_by_new() ? Record::Construction::kNew : Record::Construction::kCall;
   }
 
   Value build_handle(const Ref& ref) {

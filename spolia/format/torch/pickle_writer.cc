@@ -1,10 +1,13 @@
 #include "spolia/format/torch/pickle_writer.h"
 
+#include <array>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "spolia/base/error.h"
+#include "spolia/format/torch/pickle_text.h"
 
 namespace spolia::pickle {
 
@@ -28,10 +31,24 @@ void Writer::integer(int64_t value) {
     byte('J');
     little_endian(static_cast<uint64_t>(value), 4);
   } else {
-    byte('\x8a');
-    byte(8);
-    little_endian(static_cast<uint64_t>(value), 8);
+    std::array<char, 8> bytes;
+    std::memcpy(bytes.data(), &value, bytes.size());
+    long_integer(without_sign_extension({bytes.data(), bytes.size()}));
   }
+}
+
+void Writer::big_integer(std::string_view decimal) { long_integer(binary_integer(decimal)); }
+
+void Writer::long_integer(std::string_view bytes) {
+  if (std::in_range<uint8_t>(bytes.size())) {
+    byte('\x8a');
+    little_endian(bytes.size(), 1);
+  } else {
+    if (!std::in_range<int32_t>(bytes.size())) throw InvalidArgumentError("an integer of 2 GiB or more");
+    byte('\x8b');
+    little_endian(bytes.size(), 4);
+  }
+  out_ += bytes;
 }
 
 void Writer::floating(double value) {

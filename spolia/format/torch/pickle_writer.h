@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace spolia::pickle {
 
@@ -25,6 +26,8 @@ class Writer {
   void none() { byte('N'); }
   void boolean(bool value) { byte(value ? '\x88' : '\x89'); }
   void integer(int64_t value);
+  /// An integer of any size, in decimal (is_decimal()). InvalidArgumentError for one of 2 GiB or more.
+  void big_integer(std::string_view decimal);
   void floating(double value);
   void string(std::string_view utf8);
   /// Bytes. InvalidArgumentError in protocol 2, which has none.
@@ -54,6 +57,9 @@ class Writer {
   void reduce() { byte('R'); }
   /// Makes an object of the class below the argument tuple that is on top.
   void new_object() { byte('\x81'); }
+  /// The same with a dict of keyword arguments above the tuple. The opcode is of protocol 4; Python's
+  /// unpicklers know it whatever protocol a pickle says it has.
+  void new_object_with_keywords() { byte('\x92'); }
   /// Gives the object below the state that is on top.
   void build() { byte('b'); }
   /// Makes a persistent id of the value on top.
@@ -64,12 +70,19 @@ class Writer {
   /// Pushes what was kept.
   void get(MemoIndex index);
 
-  /// Ends the pickle with the value on top and gives its bytes. The writer is empty afterwards.
+  /// Ends the pickle with the value on top and gives its bytes, those that take() did not give before. The
+  /// writer is empty afterwards.
   std::string finish();
+
+  /// How many bytes are written and were not taken yet.
+  size_t size() const { return out_.size(); }
+  /// Gives these bytes, so that a long pickle need not lie in memory as a whole.
+  std::string take() { return std::exchange(out_, {}); }
 
  private:
   void byte(char code) { out_ += code; }
   void little_endian(uint64_t value, size_t bytes);
+  void long_integer(std::string_view bytes);
   void counted(char short_code, char long_code, char huge_code, std::string_view text);
 
   Protocol protocol_;

@@ -81,6 +81,47 @@ TEST(PickleWriterTest, ManyMemoEntries) {
   for (size_t i = 0; i < 2000; ++i) EXPECT_EQ(items[i], Value(static_cast<int64_t>(i % 1000)));
 }
 
+TEST(PickleWriterTest, IntegersAreAsShortAsThoseOfPython) {
+  auto of = [](int64_t value) {
+    Writer out;
+    out.integer(value);
+    return out.finish().substr(2);
+  };
+  auto of_text = [](std::string_view decimal) {
+    Writer out;
+    out.big_integer(decimal);
+    return out.finish().substr(2);
+  };
+  using namespace std::string_literals;
+  EXPECT_EQ(of(int64_t{1} << 31), "\x8a\5\0\0\0\x80\0."s);
+  EXPECT_EQ(of(-(int64_t{1} << 39)), "\x8a\5\0\0\0\0\x80."s);
+  EXPECT_EQ(of_text("18446744073709551616"), "\x8a\11\0\0\0\0\0\0\0\0\1."s);
+  EXPECT_EQ(of_text("-255"), "\x8a\2\1\xff."s);
+  // 10 ** 700 has 291 bytes, more than LONG1 can count.
+  EXPECT_EQ(of_text("1" + std::string(700, '0')).substr(0, 5), "\x8b\x23\1\0\0"s);
+  for (const std::string& decimal : {"1" + std::string(700, '0'), "-9" + std::string(300, '7')}) {
+    Writer out;
+    out.big_integer(decimal);
+    EXPECT_EQ(read_back(out.finish()), Value(BigInt{decimal}));
+  }
+}
+
+TEST(PickleWriterTest, MayBeTakenInPieces) {
+  Writer whole, pieces;
+  std::string taken;
+  for (Writer* out : {&whole, &pieces}) {
+    out->empty_list();
+    out->mark();
+    for (int i = 0; i < 100; ++i) {
+      out->integer(i);
+      if (out == &pieces) taken += out->take();
+    }
+    EXPECT_EQ(out->size() == 0, out == &pieces);
+    out->append_from_mark();
+  }
+  EXPECT_EQ(taken + pieces.finish(), whole.finish());
+}
+
 TEST(PickleWriterTest, BytesNeedProtocol4) {
   Writer new_one(Writer::Protocol::k4), old_one;
   new_one.bytes(std::string(300, '\xff'));

@@ -9,6 +9,7 @@
 #include "spolia/base/text.h"
 #include "spolia/format/tensor_size.h"
 #include "spolia/format/torch/pickle_value.h"
+#include "spolia/format/torch/storage_class.h"
 
 namespace spolia {
 namespace {
@@ -52,26 +53,14 @@ constexpr std::array kUtilsFunctions{
     NamedTag{"_rebuild_wrapper_subclass", kRebuildWrapperSubclass},
 };
 
-constexpr uint32_t storage_of(DType dtype) { return kStorageOf + static_cast<uint32_t>(dtype); }
-
-constexpr std::array kStorageClasses{
-    NamedTag{"DoubleStorage", storage_of(DType::kFloat64)},
-    NamedTag{"FloatStorage", storage_of(DType::kFloat32)},
-    NamedTag{"HalfStorage", storage_of(DType::kFloat16)},
-    NamedTag{"BFloat16Storage", storage_of(DType::kBFloat16)},
-    NamedTag{"LongStorage", storage_of(DType::kInt64)},
-    NamedTag{"IntStorage", storage_of(DType::kInt32)},
-    NamedTag{"ShortStorage", storage_of(DType::kInt16)},
-    NamedTag{"CharStorage", storage_of(DType::kInt8)},
-    NamedTag{"ByteStorage", storage_of(DType::kUInt8)},
-    NamedTag{"BoolStorage", storage_of(DType::kBool)},
-    NamedTag{"ComplexFloatStorage", storage_of(DType::kComplex64)},
-    NamedTag{"ComplexDoubleStorage", storage_of(DType::kComplex128)},
-};
-
 uint32_t tag_in(std::span<const NamedTag> list, std::string_view name) {
   auto at = std::ranges::find(list, name, &NamedTag::name);
   return at == list.end() ? 0 : at->tag;
+}
+
+uint32_t storage_tag(std::string_view name) {
+  auto dtype = dtype_of_storage_class(name);
+  return dtype ? kStorageOf + static_cast<uint32_t>(*dtype) : 0;
 }
 
 /// The dtype of a tag in [base, base + 0x100).
@@ -134,7 +123,7 @@ class TensorPickle::Reader final : public pickle::Hooks {
 
   uint32_t recognise(std::string_view module, std::string_view name) override {
     if (module == "torch") {
-      if (uint32_t tag = tag_in(kStorageClasses, name)) return tag;
+      if (uint32_t tag = storage_tag(name)) return tag;
       if (auto dtype = dtype_from_name(name)) return kDTypeIs + static_cast<uint32_t>(*dtype);
       return 0;
     }
@@ -142,7 +131,7 @@ class TensorPickle::Reader final : public pickle::Hooks {
     if (module == "torch._tensor" && name == "_rebuild_from_type_v2") return kRebuildFromTypeV2;
     if (module == "torch._tensor" && name == "_rebuild_from_type") return kRebuildFromType;
     if (module == "torch.storage" && name == "UntypedStorage") return kUntypedStorage;
-    if (module == "torch.cuda") return tag_in(kStorageClasses, name);
+    if (module == "torch.cuda") return storage_tag(name);
     bool dtensor_module = module == "torch.distributed.tensor" || module == "torch.distributed._tensor" ||
                           module == "torch.distributed._tensor.api" ||
                           module == "torch.distributed.tensor._api";
