@@ -79,6 +79,23 @@ case $name in
     add_zstd_frames ' '
     for file in $(items); do { printf '!'; gzip -c <"$file" | tail -c +11 | head -c -8; } | add; done
     ;;
+  spolia_manifest)
+    start='"version":1'
+    file='"bytes":1,"sha256":"'$(printf '%064d' 0)'"'
+    { printf '{"format":"spolia",%s,"block_bytes":4,"layouts":["[shard(0)] over 2"],"parts":[' "$start"
+      printf '{"writer":0,"file":"p",%s}],"tensors":[' "$file"
+      printf '{"name":"w","dtype":"int8","shape":[4,3],"chunks":1,"layout":0,"replica":0}],"values":['
+      printf '{"name":"a","value":{"$tuple":[1.5,{"$bytes":"00"},{"$dict":[[1,{"$float":"nan"}]]}]}}]}'
+      printf '\0{"format":"spolia part",%s,"data":{"file":"d","bytes":14},"header":{"bytes":8},' "$start"
+      printf '"chunks":[{"tensor":0,"offset":8,"crc32":"0000000100000002"}]}'
+    } | add
+    { printf '{"format":"spolia",%s,"layouts":[],"parts":[{"writer":7,"file":"p",%s}],"tensors":[' "$start" "$file"
+      printf '{"name":{"$text":"ff"},"dtype":"bfloat16","shape":[2,2],"chunks":2,"requires_grad":true,'
+      printf '"memory_format":"channels_last","path":["a",0]}],"values":[{"name":"o","file":"v",%s}]}' "$file"
+      printf '\0{"format":"spolia part",%s,"data":{"file":"d","bytes":16},"header":{"bytes":8},"chunks":[' "$start"
+      printf '{"tensor":0,"offset":8,"box":[[0,0],[1,2]]},{"tensor":0,"offset":12,"box":[[1,0],[1,2]]}]}'
+    } | add
+    ;;
   text)
     for text in 'replicate' 'shard(-1)' 'shard(0, balanced)' 'strided(0, 2, chunked)' 'partial(sum)' \
       'ragged([0, 1], [3, 1, 0])' '64MiB' '5GB' '512k' 'model.*.weight\0model.layers.0.weight' '*a?b*\0xaybab'; do

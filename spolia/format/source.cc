@@ -9,7 +9,10 @@
 
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
+#include "spolia/format/file_names.h"
 #include "spolia/format/name_list.h"
+#include "spolia/format/native/manifest.h"
+#include "spolia/format/native/native_source.h"
 #include "spolia/format/safetensors/header.h"
 #include "spolia/format/safetensors/safetensors_source.h"
 #include "spolia/format/torch/dcp_source.h"
@@ -24,27 +27,16 @@ using std::filesystem::path;
 constexpr std::string_view kMegatronFile = "latest_checkpointed_iteration.txt";
 
 /// What a folder's names make it; where several would do, the first of these.
-enum class FolderKind { kDcp, kSafetensors, kTorchBins, kRankFiles, kMegatronRun, kTorchFile, kNothing };
-
-bool is_number(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
-
-bool is_dcp_name(std::string_view name) {
-  if (name == ".metadata" || name.ends_with(".distcp")) return true;
-  constexpr std::string_view kStart = "__", kEnd = ".metadata";  // __3.metadata: of one rank
-  if (!name.starts_with(kStart) || !name.ends_with(kEnd)) return false;
-  return is_number(name.substr(kStart.size(), name.size() - kStart.size() - kEnd.size()));
-}
-
-bool is_torch_bin_name(std::string_view name) {
-  return glob_match("pytorch_model*.bin", name) || glob_match("pytorch_model*.bin.index.json", name);
-}
-
-bool is_torch_name(std::string_view name) {
-  constexpr std::array<std::string_view, 4> kEndings = {".pt", ".pth", ".bin", ".ckpt"};
-  return std::ranges::any_of(kEndings, [&](std::string_view ending) { return name.ends_with(ending); });
-}
+enum class FolderKind {
+  kDcp,
+  kSpolia,
+  kSafetensors,
+  kTorchBins,
+  kRankFiles,
+  kMegatronRun,
+  kTorchFile,
+  kNothing
+};
 
 FolderKind kind_of(const std::vector<FolderEntry>& entries) {
   auto has = [&](auto&& matches) {
@@ -52,6 +44,7 @@ FolderKind kind_of(const std::vector<FolderEntry>& entries) {
                                [&](const FolderEntry& e) { return !e.is_folder && matches(e.name); });
   };
   if (has(is_dcp_name)) return FolderKind::kDcp;
+  if (has(is_spolia_name)) return FolderKind::kSpolia;
   if (has(is_safetensors_name)) return FolderKind::kSafetensors;
   if (has(is_torch_bin_name)) return FolderKind::kTorchBins;
   if (has(is_rank_file_name)) return FolderKind::kRankFiles;
@@ -88,7 +81,7 @@ std::vector<std::string> checkpoints_in(const Store& store, const path& folder,
   auto checkpoints = checkpoints_in(store, folder, entries);
   if (!checkpoints.empty()) refuse_parent(folder, checkpoints);
   throw UnsupportedError(
-      "{} is no checkpoint: looked for .metadata and *.distcp, *.safetensors and their index, "
+      "{} is no checkpoint: looked for .metadata and *.distcp, spolia.json, *.safetensors and their index, "
       "pytorch_model*.bin, files of ranks such as *_rank_0.pt, and a single .pt, .pth, .bin or .ckpt",
       quote(folder.string()));
 }
@@ -134,6 +127,8 @@ std::unique_ptr<Source> open_folder(std::shared_ptr<const Store> store, const pa
   switch (kind_of(entries)) {
     case FolderKind::kDcp:
       return open_dcp(std::move(store), folder);
+    case FolderKind::kSpolia:
+      return open_spolia(std::move(store), folder);
     case FolderKind::kSafetensors:
       return open_safetensors_folder(std::move(store), folder);
     case FolderKind::kTorchBins:
@@ -160,11 +155,14 @@ bool looks_like_torch(std::span<const std::byte> start) {
   return starts_with(kZip) || starts_with(kPickle);
 }
 
+path folder_of(const path& file) { return file.has_parent_path() ? file.parent_path() : "."; }
+
 std::unique_ptr<Source> open_file(std::shared_ptr<const Store> store, const path& file) {
   std::string name = file.filename().string();
   if (is_dcp_name(name)) {
     throw UnsupportedError("{} is one file of a DCP checkpoint: name its folder", quote(file.string()));
   }
+  if (name == kSpoliaManifest) return open_spolia(std::move(store), folder_of(file));
   if (name.ends_with(".safetensors")) return open_safetensors_file(std::move(store), file);
   if (name.ends_with(".safetensors.index.json")) return open_safetensors_index(std::move(store), file);
   if (name.ends_with(".bin.index.json")) {
