@@ -2,32 +2,46 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <system_error>
 
 #include <fmt/format.h>
 
 #include "cli/command.h"
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/convert.h"
+#include "spolia/checkpoint/layout_option.h"
 #include "spolia/checkpoint/staged_folder.h"
 
 namespace spolia::cli {
 namespace {
 
 struct Options {
-  std::string source, destination, format, dtype;
+  std::string source, destination, format;
+  std::optional<std::string> dtype, layout;
   Selection selection;
   int64_t memory = int64_t{1} << 30;
   int64_t max_shard_bytes = ConvertOptions().max_shard_bytes;
   size_t threads = 1;
+  bool overwrite = false, non_atomic = false;
+  bool verify = false, no_verify = false, no_sync = false;
   bool dry_run = false, json = false;
 };
 
-std::optional<DType> parse_dtype(const std::string& name) {
-  if (name.empty()) return std::nullopt;
+const std::map<std::string, TargetFormat>& formats() {
+  static const std::map<std::string, TargetFormat> formats = {{"safetensors", TargetFormat::kSafetensors},
+                                                              {"dcp", TargetFormat::kDcp},
+                                                              {"spolia", TargetFormat::kSpolia}};
+  return formats;
+}
+
+DType parse_dtype(const std::string& name) {
   const std::optional<DType> dtype = dtype_from_name(name);
   if (!dtype)
     throw InvalidArgumentError("--dtype {}: there is no such dtype; say float32, bfloat16, ...", quote(name));
-  return dtype;
+  return *dtype;
 }
 
 int64_t peak_resident_bytes() {
@@ -36,54 +50,85 @@ int64_t peak_resident_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-void print_left_out(const std::vector<std::string>& names) {
+void print_left_out(const std::vector<std::string>& names, const std::string& format) {
   if (names.empty()) return;
-  std::string text = fmt::format("{} values left out, which safetensors cannot hold:", names.size());
+  std::string text = fmt::format("{} value{} left out, which {} cannot hold:", names.size(),
+                                 names.size() == 1 ? "" : "s", format);
   constexpr size_t kShown = 5;
   for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += " " + printable(names[i]);
   print_note(text + (names.size() > kShown ? " ..." : ""));
 }
 
-int run(const Context& context, const Options& options) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto store = posix_store();
-  refuse_inside(*store, options.source, options.destination);
-  const auto source = open(options.source);
+/// Layout rules as they were given: in the file of that name, or, where there is none, in the text itself.
+std::string layout_text(const std::string& given) {
+  constexpr int64_t kMost = int64_t{64} << 20;
+  const bool may_be_rules = given.empty() || given.find_first_of("={[(:;") != std::string::npos;
+  std::error_code too_long;  // for a name, not for rules
+  if (may_be_rules && !std::filesystem::exists(given, too_long)) return given;
+  const auto file = posix_store()->open(given);
+  if (file->size() > kMost) {
+    throw InvalidArgumentError("{} is too large for layout rules: {}", quote(given),
+                               human_bytes(file->size()));
+  }
+  std::string content(static_cast<size_t>(file->size()), '\0');
+  file->read(0, std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+ConvertOptions convert_options(const Options& options) {
   ConvertOptions convert;
   convert.selection = options.selection;
-  convert.dtype = parse_dtype(options.dtype);
+  if (options.dtype) convert.dtype = parse_dtype(*options.dtype);
+  convert.to = formats().at(options.format);
+  if (options.layout) convert.layout = read_layout_rules(layout_text(*options.layout));
   convert.max_shard_bytes = options.max_shard_bytes;
+  convert.checksums = !options.no_verify;
   convert.plan = {options.memory, options.threads};
-  const Conversion conversion = plan_conversion(source->catalog(), convert);
-  const Catalog& target = conversion.target.catalog;
-  if (options.dry_run) {
-    if (options.json) {
-      nlohmann::ordered_json plan = plan_json(conversion.plan, source->catalog(), target);
-      plan["left_out"] = conversion.left_out;
-      print_json(plan);
-    } else {
-      print(plan_text(conversion.plan, source->catalog(), target));
-      if (!context.quiet) print_left_out(conversion.left_out);
-    }
-    return kFine;
-  }
+  return convert;
+}
 
-  const Report report = run_conversion(*source, conversion, *store, options.destination,
-                                       {&context.cancel, progress_bar(context)});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+RunOptions run_options(const Context& context, const Options& options) {
+  RunOptions run;
+  run.cancel = &context.cancel;
+  run.progress = progress_bar(context);
+  run.check_source = !options.no_verify;
+  run.read_back = options.verify;
+  run.durable = !options.no_sync;
+  if (options.overwrite) {
+    run.existing = options.non_atomic ? Existing::kReplaceInTwoSteps : Existing::kExchange;
+  }
+  return run;
+}
+
+void print_plan(const Context& context, const Options& options, const Conversion& conversion,
+                const Catalog& source) {
+  const Target& target = *conversion.target;
+  if (options.json) {
+    nlohmann::ordered_json plan = plan_json(conversion.plan, source, target.catalog());
+    plan["left_out"] = target.left_out();
+    print_json(plan);
+  } else {
+    print(plan_text(conversion.plan, source, target.catalog()));
+    if (!context.quiet) print_left_out(target.left_out(), options.format);
+  }
+}
+
+void print_report(const Context& context, const Options& options, const Report& report,
+                  const std::vector<std::string>& files, double seconds) {
   if (options.json) {
     print_json({{"tensors", report.tensors},
-                {"files", target.files},
+                {"files", files},
                 {"bytes_read", report.bytes_read},
                 {"bytes_written", report.bytes_written},
                 {"checksums_checked", report.crcs_checked},
                 {"decoders_reopened", report.decoders_reopened},
+                {"read_back", options.verify},
                 {"seconds", seconds},
                 {"peak_resident_bytes", peak_resident_bytes()},
-                {"left_out", conversion.left_out},
+                {"left_out", report.left_out},
                 {"notes", report.notes}});
   } else if (!context.quiet) {
-    print_left_out(conversion.left_out);
+    print_left_out(report.left_out, options.format);
     for (const std::string& note : report.notes) print_note(note);
     if (report.decoders_reopened > 0) {
       print_note(fmt::format("compressed items were decoded again {} times; more --memory avoids that",
@@ -91,14 +136,32 @@ int run(const Context& context, const Options& options) {
     }
     print(fmt::format(
         "{} tensors, {} in {} file{}; {} checksums right; {:.3f} s, {}/s, of which {:.3f} s waiting for the "
-        "disk; "
-        "peak memory {}\n",
-        report.tensors, human_bytes(report.bytes_written), target.files.size(),
-        target.files.size() == 1 ? "" : "s", report.crcs_checked, seconds,
+        "disk; peak memory {}\n",
+        report.tensors, human_bytes(report.bytes_written), files.size(), files.size() == 1 ? "" : "s",
+        report.crcs_checked, seconds,
         human_bytes(
             static_cast<int64_t>(static_cast<double>(report.bytes_written) / std::max(seconds, 1e-9))),
         report.seconds.at("sync"), human_bytes(peak_resident_bytes())));
+    if (options.verify) print("read back: every digest as it should be\n");
   }
+}
+
+int run(const Context& context, const Options& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto store = posix_store();
+  refuse_inside(*store, options.source, options.destination);
+  const auto source = open(options.source);
+  const Conversion conversion = plan_conversion(*source, convert_options(options));
+  const RunOptions how = run_options(context, options);
+  if (options.dry_run) {
+    // Refused where the conversion would be. What that makes to find out goes away at once.
+    const StagedFolder destination(*store, options.destination, how.existing);
+    print_plan(context, options, conversion, source->catalog());
+    return kFine;
+  }
+  const Report report = run_conversion(*source, conversion, *store, options.destination, how);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  print_report(context, options, report, conversion.target->catalog().files, seconds);
   return kFine;
 }
 
@@ -109,13 +172,20 @@ void add_convert_command(CLI::App& app, Context& context) {
   CLI::App* verb =
       app.add_subcommand("convert", "Writes a checkpoint in another format, whole or not at all.");
   verb->add_option("SRC", options->source, "the checkpoint to read: a folder or a file")->required();
-  verb->add_option("DST", options->destination, "the folder to create; it must not exist")->required();
-  verb->add_option("--to", options->format, "the format to write: safetensors (a Hugging Face folder)")
+  verb->add_option("DST", options->destination, "the folder to create")->required();
+  verb->add_option("--to", options->format,
+                   "the format to write: safetensors (a Hugging Face folder), dcp "
+                   "(torch.distributed.checkpoint), spolia (Spolia's own folder)")
       ->required()
-      ->check(CLI::IsMember({"safetensors"}));
+      ->check(CLI::IsMember(formats()));
+  verb->add_option(
+          "--layout", options->layout,
+          "how ranks will share the tensors, for dcp and spolia: a file, or text such as 'mesh = 2x2 "
+          "(dp, tp); *.weight: [shard(0), shard(1)]'; see docs/layouts.md")
+      ->type_name("LAYOUT");
   add_bytes_option(*verb, "--memory", options->memory, "bytes for buffers, 16MiB or more [1GiB]");
   add_bytes_option(*verb, "--max-shard-size", options->max_shard_bytes,
-                   "most bytes of tensors in a file [5GB]");
+                   "most bytes of tensors in a file, without --layout [5GB]");
   verb->add_option("--root", options->selection.root, "only what lies below this key, without the key: model")
       ->type_name("KEY");
   verb->add_option("--select", options->selection.select,
@@ -131,7 +201,18 @@ void add_convert_command(CLI::App& app, Context& context) {
       ->type_name("PREFIX");
   verb->add_option("--dtype", options->dtype,
                    "cast floating-point tensors: float64, float32, float16, bfloat16");
-  verb->add_flag("--dry-run", options->dry_run, "print the plan, write nothing");
+  auto* overwrite = verb->add_flag("--overwrite", options->overwrite,
+                                   "replace a checkpoint at DST, in one step when all is written");
+  verb->add_flag("--non-atomic", options->non_atomic,
+                 "with --overwrite, where the file system cannot exchange two folders: replace in two steps")
+      ->needs(overwrite);
+  auto* check = verb->add_flag("--verify", options->verify,
+                               "read back what was written and compare digests before it is published");
+  verb->add_flag("--no-verify", options->no_verify,
+                 "neither check nor write checksums; bytes are copied inside the kernel where they can be")
+      ->excludes(check);
+  verb->add_flag("--no-sync", options->no_sync, "do not wait until everything is on the disk");
+  verb->add_flag("--dry-run", options->dry_run, "print the plan, see whether DST could be written, leave nothing");
   verb->add_flag("--json", options->json, "print the plan or the report as JSON");
   add_threads_option(*verb, options->threads);
   verb->add_flag("--quiet", context.quiet, "show no progress and no summary");

@@ -37,6 +37,14 @@ nlohmann::ordered_json chunk_list(const Catalog& catalog, const TensorEntry& ten
   return chunks;
 }
 
+std::vector<std::string> notes_of(const Catalog& catalog) {
+  std::vector<std::string> notes = catalog.notes;
+  for (const std::string& file : catalog.unknown_files) {
+    notes.push_back(fmt::format("nothing in the checkpoint refers to the file {}", quote(file)));
+  }
+  return notes;
+}
+
 void print_as_json(const Source& source, const Options& options) {
   const Catalog& catalog = source.catalog();
   // Filled with emplace_back(), since operator[] would search for each name among those before it.
@@ -59,7 +67,7 @@ void print_as_json(const Source& source, const Options& options) {
   document["values"] = std::move(values);
   print_json(document);
   if (options.quiet) return;
-  for (const std::string& note : catalog.notes) print_note(printable(note));
+  for (const std::string& note : notes_of(catalog)) print_note(printable(note));
 }
 
 void print_as_text(const Source& source, const Options& options) {
@@ -94,7 +102,7 @@ void print_as_text(const Source& source, const Options& options) {
   if (options.quiet) return;
   print(fmt::format("\n{} tensors in {} chunks, {} ({} bytes); {} values; {} files\n", catalog.tensors.size(),
                     chunks, human_bytes(bytes), bytes, catalog.values.size(), catalog.files.size()));
-  for (const std::string& note : catalog.notes) print(fmt::format("note: {}\n", printable(note)));
+  for (const std::string& note : notes_of(catalog)) print(fmt::format("note: {}\n", printable(note)));
 }
 
 }  // namespace

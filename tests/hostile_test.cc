@@ -56,7 +56,7 @@ std::vector<std::string> digests_of(const Source& source) {
 void convert(const Source& source, Store& store) {
   ConvertOptions options;
   options.plan = small_plan();
-  run_conversion(source, plan_conversion(source.catalog(), options), store, "/out", {});
+  run_conversion(source, plan_conversion(source, options), store, "/out", {});
 }
 
 /// One message, fit for a terminal, that has all of the words.

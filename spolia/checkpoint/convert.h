@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,38 +11,56 @@
 #include "spolia/base/cancel.h"
 #include "spolia/base/report.h"
 #include "spolia/checkpoint/selection.h"
-#include "spolia/format/safetensors/hugging_face_folder.h"
+#include "spolia/checkpoint/staged_folder.h"
 #include "spolia/format/source.h"
+#include "spolia/format/target.h"
+#include "spolia/layout/layout_rules.h"
 #include "spolia/plan/transfer_plan.h"
 #include "spolia/store/store.h"
 
 namespace spolia {
 
+enum class TargetFormat {
+  kSafetensors,  // a Hugging Face folder: whole tensors, no values
+  kDcp,          // torch.distributed.checkpoint
+  kSpolia,       // our own folder
+};
+
 struct ConvertOptions {
   Selection selection;
   std::optional<DType> dtype;  // cast floating-point tensors to this; others stay as they are
-  int64_t max_shard_bytes = 5'000'000'000;
+  TargetFormat to = TargetFormat::kSafetensors;
+  /// How ranks will share the tensors: each rank's boxes are written as that rank would have written them.
+  /// Without, tensors are whole.
+  std::optional<LayoutRules> layout;
+  int64_t max_shard_bytes = 5'000'000'000;  // of tensors in a file, without a layout
+  bool checksums = true;                    // whether checksums are computed and written
   PlanOptions plan;
 };
 
 /// All that is decided before a byte of a tensor is read.
 struct Conversion {
-  HuggingFaceFolder target;
+  std::unique_ptr<const Target> target;
   TransferPlan plan;
-  std::vector<std::string> left_out;  // values below the root, which safetensors cannot hold
 };
 
-/// Decides what a conversion to a safetensors folder will write. Checks names, dtypes and exact coverage;
-/// throws where something does not fit.
-Conversion plan_conversion(const Catalog& source, const ConvertOptions& options);
+/// Decides what a conversion will write, from the source's catalog, and from where it says that a large
+/// tensor's elements lie (Source::payload()). Checks names, dtypes, layouts and exact coverage; throws where
+/// something does not fit.
+Conversion plan_conversion(const Source& source, const ConvertOptions& options);
 
 struct RunOptions {
   const CancelToken* cancel = nullptr;
   ProgressSink progress;
+  bool check_source = true;  // compare the source's checksums while reading
+  bool read_back = false;  // read what was written, from the disk, and compare digests before it is published
+  bool durable = true;     // wait until everything is on the disk
+  Existing existing = Existing::kRefuse;  // what happens where the destination is there already
 };
 
 /// Carries it out: the folder appears under `destination` when everything is written and durable, else
-/// nothing does. The source is only read. InvalidArgumentError where `destination` exists.
+/// nothing does. The source is only read. InvalidArgumentError where `destination` may not be replaced,
+/// CorruptError where reading back finds other bytes.
 Report run_conversion(const Source& source, const Conversion& conversion, Store& store,
                       const std::filesystem::path& destination, const RunOptions& options);
 

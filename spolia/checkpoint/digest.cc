@@ -19,7 +19,7 @@ class DigestSink final : public TileSink {
 
   bool in_order() const override { return true; }
 
-  void put(std::span<const TileRegion> regions, std::span<std::byte> bytes) override {
+  void put(size_t, std::span<const TileRegion> regions, std::span<std::byte> bytes) override {
     for (const TileRegion& region : regions) {
       const int64_t length = region.box.numel() * element_bytes(catalog_.tensors[region.target].dtype);
       State& state = digests_[region.target];
@@ -55,15 +55,21 @@ std::vector<std::string> digest_tensors(const Source& source, const DigestOption
   const Catalog& catalog = source.catalog();
   std::vector<RegionCopy> copies;
   for (size_t t = 0; t < catalog.tensors.size(); ++t) copies.push_back(copy_whole(catalog, t, t));
+  return digest_copies(source, std::move(copies), whole_tensors(catalog), options);
+}
 
+std::vector<std::string> digest_copies(const Source& source, std::vector<RegionCopy> copies,
+                                       const Catalog& target, const DigestOptions& options) {
   // One tensor is hashed by one thread from end to end: the largest go first, so that none is left for last.
-  std::vector<size_t> order(catalog.tensors.size());
+  std::vector<size_t> order(target.tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, std::greater(), [&](size_t t) { return catalog.tensors[t].bytes(); });
+  std::ranges::stable_sort(order, std::greater(), [&](size_t t) { return target.tensors[t].bytes(); });
 
-  const TransferPlan plan = plan_transfer(catalog, catalog, std::move(copies), order, options.plan);
-  DigestSink sink(catalog);
-  execute(plan, source, catalog, sink, {true, options.cancel, options.progress});
+  PlanOptions row_major = options.plan;
+  row_major.row_major = true;
+  const TransferPlan plan = plan_transfer(source.catalog(), target, std::move(copies), order, row_major);
+  DigestSink sink(target);
+  execute(plan, source, target, sink, {true, options.cancel, options.progress});
   return sink.take();
 }
 

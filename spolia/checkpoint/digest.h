@@ -22,4 +22,8 @@ struct DigestOptions {
 /// checked on the way. Throws where a tensor is not tiled exactly by its chunks, or its bytes cannot be read.
 std::vector<std::string> digest_tensors(const Source& source, const DigestOptions& options);
 
+/// The same for what copies make of the source. `target`: their target tensors, whole (whole_tensors()).
+std::vector<std::string> digest_copies(const Source& source, std::vector<RegionCopy> copies,
+                                       const Catalog& target, const DigestOptions& options);
+
 }  // namespace spolia

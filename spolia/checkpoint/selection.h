@@ -1,8 +1,7 @@
-// Which tensors of a checkpoint take part, and what they are called afterwards.
+// Which tensors and values of a checkpoint take part, and what they are called afterwards.
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,17 +17,21 @@ struct Selection {
   std::string add_prefix;           // put before every name, last
 };
 
-struct SelectedTensor {
-  size_t tensor = 0;  // an index into the catalog's tensors
-  std::string name;   // its new name
+/// A tensor or value that takes part.
+struct SelectedEntry {
+  size_t index = 0;  // in the catalog's tensors or values
+  std::string name;  // its new name
+  KeyPath path;      // where in a nested state dict it belongs now; empty where it has a new name
 };
 
-/// What the tensor or value `name` is called below the key `root`, or nothing where it does not lie there. A
-/// key may have dots of its own, so the recorded path decides where there is one.
-std::optional<std::string> name_below(const std::string& root, const std::string& name, const KeyPath& path);
+struct SelectedEntries {
+  std::vector<SelectedEntry> tensors;  // in the catalog's order
+  std::vector<SelectedEntry> values;   // likewise
+};
 
-/// The selected tensors, in the catalog's order. InvalidArgumentError where a root, pattern or prefix matches
-/// nothing (it is probably mistyped), where two tensors would have one name, or where nothing is left.
-std::vector<SelectedTensor> select_tensors(const Catalog& catalog, const Selection& selection);
+/// The selected tensors and values. A key may have dots of its own, so what lies below the root is decided by
+/// recorded paths where there are any. InvalidArgumentError where a root, pattern or prefix matches nothing
+/// (it is probably mistyped), where two entries would have one name, or where no tensor is left.
+SelectedEntries select_entries(const Catalog& catalog, const Selection& selection);
 
 }  // namespace spolia

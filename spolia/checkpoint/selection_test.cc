@@ -20,13 +20,13 @@ Catalog catalog_of(const std::vector<std::pair<std::string, KeyPath>>& tensors) 
 
 std::vector<std::string> names(const Catalog& catalog, const Selection& selection) {
   std::vector<std::string> out;
-  for (const SelectedTensor& s : select_tensors(catalog, selection)) out.push_back(s.name);
+  for (const SelectedEntry& s : select_entries(catalog, selection).tensors) out.push_back(s.name);
   return out;
 }
 
 std::string refusal(const Catalog& catalog, const Selection& selection) {
   try {
-    select_tensors(catalog, selection);
+    select_entries(catalog, selection);
   } catch (const InvalidArgumentError& error) {
     return error.what();
   }

@@ -17,12 +17,15 @@ struct VerifyOptions {
 };
 
 struct Verdict {
-  std::vector<std::string> faults;  // all that is wrong, one sentence each: tensors by name, then values
+  std::vector<std::string> faults;  // all that is wrong, one sentence each: tensors by name, files, values,
+                                    // files that belong to nothing
   Report report;
 };
 
 /// Looks at everything: each tensor tiled exactly once, each chunk readable to its last byte, each stored
-/// checksum right, each value readable. Faults are collected, not thrown; only a cancellation is.
+/// checksum right, each file as its own tables say, each value readable, no file
+/// of the checkpoint's kind that belongs to nothing. Faults are collected, not thrown;
+/// only a cancellation is.
 Verdict verify(const Source& source, const VerifyOptions& options);
 
 }  // namespace spolia

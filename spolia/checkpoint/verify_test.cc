@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
+#include "spolia/base/hash.h"
+#include "spolia/format/native/native_target.h"
 #include "spolia/store/fault_store.h"
 #include "spolia/store/memory_store.h"
 
@@ -102,6 +104,77 @@ TEST(Verify, NamesAShardThatIsMissing) {
   const Verdict verdict = verdict_on(memory);
   ASSERT_FALSE(verdict.faults.empty());
   EXPECT_NE(verdict.faults[0].find("not whole"), std::string::npos) << verdict.faults[0];
+}
+
+/// Spolia's own folder, at /in: bytes of 2.5 MiB, one tensor without any, and one of 12 bytes.
+std::shared_ptr<MemoryStore> spolia_folder() {
+  TargetContents contents;
+  const std::vector<std::pair<std::string, Dims>> tensors = {
+      {"large", {5 << 19}}, {"none", {0}}, {"small", {12}}};
+  for (const auto& [name, shape] : tensors) {
+    contents.order.push_back(contents.order.size());
+    contents.catalog.tensors.push_back(whole_tensor(name, DType::kInt8, shape, {0, 0, shape[0]}));
+  }
+  const auto target = make_spolia_target(contents);
+  auto store = std::make_shared<MemoryStore>();
+  store->create_folder("/in");
+  OutputFolder folder(*store, "/in");
+  OutputFile* file = &folder.create(target->catalog().files[0]);
+  BlockChecksums checksums(target->catalog(), target->checksum_block());
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const Extent& extent = target->catalog().tensors[t].extents[0];
+    const std::vector<std::byte> bytes(static_cast<size_t>(extent.length), std::byte{7});
+    file->write(extent.offset, bytes);
+    for (size_t b = 0; b < checksums.of(t, 0).size(); ++b) {
+      const auto rest = std::span(bytes).subspan(b << 20);
+      checksums.of(t, 0)[b] = crc32(0, rest.first(std::min(rest.size(), size_t{1} << 20)));
+    }
+  }
+  target->finish(*open_source(posix_store(), data("torch-2.14/fsdp2-4")), checksums, std::span(&file, 1),
+                 folder);
+  return store;
+}
+
+TEST(Verify, ChecksEveryBlockAndHeaderOfSpoliasOwnFolder) {
+  const Verdict verdict = verdict_on(spolia_folder());
+  EXPECT_TRUE(verdict.faults.empty()) << verdict.faults.front();
+  EXPECT_EQ(verdict.report.crcs_checked, 4);
+  EXPECT_EQ(verdict.report.crcs_absent, 0);
+  EXPECT_EQ(verdict.report.bytes_read, (5 << 19) + 12);
+}
+
+TEST(Verify, FindsAFlippedBitAnywhereInADataFileByItsBlock) {
+  const std::string name = "data-00000.safetensors";
+  const auto sound = spolia_folder();
+  const int64_t size = sound->open("/in/" + name)->size();
+  const int64_t header = size - (5 << 19) - 12;
+  std::vector<int64_t> places = {0,         7,         8,       header - 1, header, header + (1 << 20) - 1,
+                                 size - 13, size - 12, size - 1};
+  for (int64_t step = 1; step < 40; ++step) places.push_back(step * 65'537 % size);
+  for (int64_t place : places) {
+    auto store = std::make_shared<FaultStore>(sound);
+    store->flip("/in/" + name, place);
+    const Verdict verdict = verdict_on(store);
+    ASSERT_EQ(verdict.faults.size(), 1u) << place;
+    EXPECT_NE(verdict.faults[0].find(name), std::string::npos) << verdict.faults[0];
+    std::string due = "header";
+    if (place >= size - 12) {
+      due = fmt::format("\"small\" at offset {} (12 bytes", size - 12);
+    } else if (place >= header) {
+      const int64_t block = (place - header) >> 20;
+      due = fmt::format("\"large\" at offset {} ({} bytes", header + (block << 20),
+                        block == 2 ? 1 << 19 : 1 << 20);
+    }
+    EXPECT_NE(verdict.faults[0].find(due), std::string::npos) << due << " is not in: " << verdict.faults[0];
+  }
+}
+
+TEST(Verify, NamesEveryDamagedBlockOfAChunk) {
+  auto store = std::make_shared<FaultStore>(spolia_folder());
+  const int64_t size = store->open("/in/data-00000.safetensors")->size();
+  store->flip("/in/data-00000.safetensors", size - 100);
+  store->flip("/in/data-00000.safetensors", size - (5 << 19));
+  EXPECT_EQ(verdict_on(store).faults.size(), 2u);
 }
 
 TEST(Verify, StopsWhenCancelled) {
