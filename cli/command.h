@@ -32,6 +32,7 @@ struct Context {
 void add_inspect_command(CLI::App& app, Context& context);
 void add_digest_command(CLI::App& app, Context& context);
 void add_verify_command(CLI::App& app, Context& context);
+void add_diff_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
 
 std::unique_ptr<Source> open(const std::string& path);
