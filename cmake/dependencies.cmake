@@ -1,4 +1,5 @@
-# Every library Spolia builds on, from Debian 12's packages. docs/decisions/ says why each is here.
+# Every library Spolia builds on, from Debian 12's packages. docs/decisions/ says why each is here. What the library itself is
+# linked with stands in SpoliaConfig.cmake.in too.
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)

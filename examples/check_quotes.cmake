@@ -1,0 +1,10 @@
+# The documents show the examples' files as they are: what is tested is what people read.
+file(READ ${SOURCE}/docs/cpp.md document)
+foreach(quote "cpp:main.cc" "cmake:CMakeLists.txt")
+  string(REGEX MATCH "(.*):(.*)" quote "${quote}")
+  file(READ ${SOURCE}/examples/convert/${CMAKE_MATCH_2} text)
+  string(FIND "${document}" "```${CMAKE_MATCH_1}\n${text}```\n" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "docs/cpp.md does not quote examples/convert/${CMAKE_MATCH_2} as it is")
+  endif()
+endforeach()
