@@ -15,7 +15,7 @@ export ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-16
 
 options=(-max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=256 -artifact_prefix="$found-")
 case $name in
-  safetensors | weight_index | sharding_info) options+=(-dict=fuzz/json.dict) ;;
+  safetensors | weight_index | sharding_info | spolia_manifest) options+=(-dict=fuzz/json.dict) ;;
   pickle | tensor_pickle | dcp_metadata) options+=(-dict=fuzz/pickle.dict) ;;
   zip | torch_save | dcp_item) options+=(-dict=fuzz/zip.dict) ;;
 esac
