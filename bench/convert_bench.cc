@@ -1,9 +1,10 @@
-// `spolia convert` of a DCP checkpoint to safetensors, beside copying its files, writing as many bytes to the
-// disk as fast as it takes them, and, where a command for it is given, PyTorch. All results are durable
-// inside the timing and have fresh names.
+// `spolia convert` of a DCP checkpoint, to safetensors and to DCP for other ranks, beside copying its files,
+// writing as many bytes to the disk as fast as it takes them, and, where a command for it is given, PyTorch.
+// All results are durable inside the timing and have fresh names.
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include <CLI/CLI.hpp>
@@ -27,13 +28,47 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A checkpoint to be made, and what is done with it.
+struct Case {
+  std::string name;
+  std::string title;
+  std::vector<std::string> arguments;  // of convert, besides source, target and memory
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<std::string> to_safetensors = {"--to", "safetensors"};
+  auto to_dcp = [](const std::string& layout) {
+    return std::vector<std::string>{"--to", "dcp", "--layout", layout};
+  };
+  static const std::vector<Case> all = {
+      {"rows", "2 ranks by rows, to safetensors", to_safetensors},
+      {"columns", "2 ranks by columns, to safetensors", to_safetensors},
+      {"rows-to-rows", "2 ranks by rows, to DCP for 3 by rows", to_dcp("mesh = 3; *: [shard(0)]")},
+      {"rows-to-columns", "2 ranks by rows, to DCP for 4 by columns", to_dcp("mesh = 4; *: [shard(-1)]")},
+      {"columns-to-rows", "2 ranks by columns, to DCP for 3 by rows", to_dcp("mesh = 3; *: [shard(0)]")},
+      {"to-spolia",
+       "2 ranks by rows, to Spolia's folder for 3 by rows",
+       {"--to", "spolia", "--layout", "mesh = 3; *: [shard(0)]"}},
+      {"small", "100,000 tensors of 4 KiB, to safetensors", to_safetensors},
+      {"small-to-dcp", "100,000 tensors of 4 KiB, to DCP", {"--to", "dcp"}},
+  };
+  return all;
+}
+
+std::vector<std::string> case_names() {
+  std::vector<std::string> names;
+  for (const Case& c : cases()) names.push_back(c.name);
+  names.push_back("large");
+  return names;
+}
+
 struct Options {
   std::string command = SPOLIA_COMMAND;
   std::string work = SPOLIA_BENCH_FOLDER;
   std::string checkpoint;
   std::string peer;
   std::string memory = "64MiB";
-  std::vector<std::string> cases = {"rows", "columns", "small"};
+  std::vector<std::string> cases = case_names();
   double gib = 1;
   int rounds = 7;
 };
@@ -107,12 +142,21 @@ void check_equal(const Options& options, const fs::path& source, const fs::path&
   }
 }
 
-void compare(const Options& options, const Input& input) {
+Sample convert(const Options& options, const fs::path& source, const fs::path& target,
+               const std::string& memory, const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {options.command, "convert", source,   target,
+                                      "--memory",      memory,    "--quiet"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  const Finished finished = run_child(command);
+  return {finished.seconds, finished.peak_resident_bytes};
+}
+
+void compare(const Options& options, const Input& input, const std::vector<std::string>& arguments) {
   const fs::path target = fs::path(options.work) / "target";
   const std::vector<fs::path> files = files_in(input.folder);
   fs::remove_all(target);
   run_child({options.command, "verify", input.folder, "--quiet"});
-  run_child({options.command, "convert", input.folder, target, "--to", "safetensors", "--quiet"});
+  convert(options, input.folder, target, options.memory, arguments);
   check_equal(options, input.folder, target);
 
   auto ready = [&](double times_output) {
@@ -121,13 +165,9 @@ void compare(const Options& options, const Input& input) {
       prime(files, static_cast<int64_t>(times_output * static_cast<double>(input.bytes)));
     };
   };
-  auto convert = [&]() -> Sample {
-    const Finished finished = run_child({options.command, "convert", input.folder, target, "--to",
-                                         "safetensors", "--memory", options.memory, "--quiet"});
-    return {finished.seconds, finished.peak_resident_bytes};
-  };
   std::vector<Contender> contenders{
-      {fmt::format("spolia convert --memory {}", options.memory), convert, ready(1.5)},
+      {fmt::format("spolia convert --memory {}", options.memory),
+       [&] { return convert(options, input.folder, target, options.memory, arguments); }, ready(1.5)},
       {"cp of the same files, and sync", [&] { return copy_and_sync(files, target); }, ready(1.5)},
       {"as many bytes straight to the disk", [&] { return write_directly(target, input.bytes); }, ready(0.1)},
   };
@@ -142,36 +182,64 @@ void compare(const Options& options, const Input& input) {
   fs::remove_all(target);
 }
 
-Input make_input(const Options& options, const std::string& name) {
-  const fs::path folder = fs::path(options.work) / name;
+Input make_input(const Options& options, const Case& c) {
+  const fs::path folder = fs::path(options.work) / c.name;
   fs::remove_all(folder);
   constexpr int64_t kRanks = 2;
-  const auto bytes = static_cast<int64_t>(options.gib * (1 << 30));
-  std::string title;
-  if (name == "small") {
+  if (c.name.starts_with("small")) {
     make_dcp(folder, small_shapes(100'000, 4096), Sharding::kWhole, kRanks);
-    title = "100,000 tensors of 4 KiB";
-  } else if (name == "columns") {
-    make_dcp(folder, llama_like_shapes(bytes), Sharding::kColumns, kRanks);
-    title = "2 ranks, sharded by columns";
   } else {
-    make_dcp(folder, llama_like_shapes(bytes), Sharding::kRows, kRanks);
-    title = "2 ranks, sharded by rows";
+    const auto shapes = llama_like_shapes(static_cast<int64_t>(options.gib * (1 << 30)));
+    make_dcp(folder, shapes, c.name.starts_with("columns") ? Sharding::kColumns : Sharding::kRows, kRanks);
   }
-  return describe(title, folder);
+  return describe(c.title, folder);
+}
+
+/// One tensor of 4 GiB through 32 MiB: does it matter which way it is cut?
+void compare_large(const Options& options) {
+  const fs::path work = options.work, target = work / "target";
+  const std::vector<NamedShape> shapes = {{"w", {32768, 32768}}};
+  const int64_t bytes = int64_t{4} << 30;
+  const fs::path rows = work / "large-rows", columns = work / "large-columns";
+  for (const fs::path& folder : {rows, columns, target}) fs::remove_all(folder);
+  make_dcp(rows, shapes, Sharding::kRows, 2);
+  make_dcp(columns, shapes, Sharding::kColumns, 2);
+  auto contender = [&](const std::string& name, const fs::path& source,
+                       const std::vector<std::string>& arguments) {
+    return Contender{name, [=, &options] { return convert(options, source, target, "32MiB", arguments); },
+                     [=] {
+                       fs::remove_all(target);
+                       prime(files_in(source), bytes / 2 * 3);
+                     }};
+  };
+  auto layout = [](const std::string& placement) {
+    return std::vector<std::string>{"--to", "dcp", "--layout", "mesh = 8; *: [" + placement + "]"};
+  };
+  const std::vector<Contender> contenders = {
+      contender("from 2 ranks by rows to 8 by rows", rows, layout("shard(0)")),
+      contender("from 2 ranks by rows to 8 by columns", rows, layout("shard(1)")),
+      contender("from 2 ranks by columns to 8 by rows", columns, layout("shard(0)")),
+      contender("from 2 ranks by columns to 8 by columns", columns, layout("shard(1)")),
+      contender("from 2 ranks by columns to safetensors", columns, {"--to", "safetensors"}),
+  };
+  print_table(fmt::format("one tensor of 4 GiB, --memory 32MiB, {} rounds", options.rounds), contenders,
+              take_turns(contenders, options.rounds), bytes);
+  for (const fs::path& folder : {rows, columns, target}) fs::remove_all(folder);
 }
 
 void run(const Options& options) {
   fs::create_directories(options.work);
   if (!options.checkpoint.empty()) {
-    compare(options, describe(options.checkpoint, options.checkpoint));
+    compare(options, describe(options.checkpoint, options.checkpoint), {"--to", "safetensors"});
     return;
   }
-  for (const std::string& name : options.cases) {
-    const Input input = make_input(options, name);
-    compare(options, input);
+  for (const Case& c : cases()) {
+    if (std::ranges::find(options.cases, c.name) == options.cases.end()) continue;
+    const Input input = make_input(options, c);
+    compare(options, input, c.arguments);
     fs::remove_all(input.folder);
   }
+  if (std::ranges::find(options.cases, "large") != options.cases.end()) compare_large(options);
 }
 
 }  // namespace
@@ -180,8 +248,8 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   spolia::bench::Options options;
   CLI::App app("Times `spolia convert` beside cp, the disk and, if wished, PyTorch.");
-  app.add_option("--case", options.cases, "which inputs: rows, columns, small")
-      ->check(CLI::IsMember({"rows", "columns", "small"}));
+  app.add_option("--case", options.cases, "which of these; all unless told")
+      ->check(CLI::IsMember(spolia::bench::case_names()));
   app.add_option("--checkpoint", options.checkpoint, "a DCP checkpoint to convert instead");
   app.add_option("--gib", options.gib, "the size of the inputs sharded by rows and columns")
       ->check(CLI::PositiveNumber);

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -12,42 +11,14 @@
 
 #include "spolia/base/checked.h"
 #include "spolia/base/hash.h"
-#include "spolia/format/torch/dcp_metadata_writer.h"
-#include "spolia/format/torch/pickle_writer.h"
-#include "spolia/store/store.h"
+#include "spolia/format/torch/dcp_target.h"
+#include "spolia/format/torch/resolved_source.h"
 
 namespace spolia::bench {
 namespace {
 
 constexpr DType kDType = DType::kFloat32;
 constexpr int64_t kPiece = int64_t{1} << 20;
-
-/// Writes a file front to back.
-class Appender {
- public:
-  explicit Appender(std::unique_ptr<OutputFile> file) : file_(std::move(file)) {}
-
-  int64_t offset() const { return written_ + static_cast<int64_t>(held_.size()); }
-  void append(std::string_view bytes) {
-    held_ += bytes;
-    if (held_.size() >= static_cast<size_t>(kPiece)) flush();
-  }
-  void finish() {
-    flush();
-    file_->sync();
-  }
-
- private:
-  void flush() {
-    file_->write(written_, bytes_of(held_));
-    written_ += static_cast<int64_t>(held_.size());
-    held_.clear();
-  }
-
-  std::unique_ptr<OutputFile> file_;
-  std::string held_;
-  int64_t written_ = 0;
-};
 
 /// Random bits that are the same for the same seed (Vigna's splitmix64).
 class RandomBits {
@@ -66,142 +37,19 @@ class RandomBits {
   uint64_t state_;
 };
 
-/// Appends numbers of one type, little-endian.
-template <class T>
-void put(std::string& out, std::initializer_list<T> values) {
-  for (T value : values) out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-/// A zip as torch.save writes it: sizes and CRC after the data, data at multiples of 64 bytes.
-class TorchZip {
- public:
-  explicit TorchZip(Appender& out) : out_(out), start_(out.offset()) {}
-
-  void record(const std::string& name, std::string_view data) {
-    begin(name);
-    add(data);
-    end();
-  }
-
-  /// The data of one record in pieces.
-  void begin(const std::string& name) {
-    Record record{.name = "archive/" + name, .header = checked_cast<uint32_t>(out_.offset() - start_)};
-    std::string header = "PK\3\4";
-    put<uint16_t>(header, {0, kFlags, 0, 0, 0});
-    put<uint32_t>(header, {0, 0, 0});
-    const size_t unpadded = record.header + 30 + record.name.size() + 4;
-    const auto padding = static_cast<uint16_t>((64 - unpadded % 64) % 64);
-    put<uint16_t>(header, {static_cast<uint16_t>(record.name.size()), static_cast<uint16_t>(4 + padding)});
-    header += record.name + "FB";
-    put<uint16_t>(header, {padding});
-    header.append(padding, 'Z');
-    out_.append(header);
-    records_.push_back(std::move(record));
-  }
-  void add(std::string_view data) {
-    Record& record = records_.back();
-    record.crc = crc32(record.crc, bytes_of(data));
-    record.size += data.size();
-    out_.append(data);
-  }
-  void end() {
-    const Record& record = records_.back();
-    const auto size = checked_cast<uint32_t>(record.size, "the size of a record");
-    std::string descriptor = "PK\7\10";
-    put<uint32_t>(descriptor, {record.crc, size, size});
-    out_.append(descriptor);
-  }
-
-  void finish() {
-    std::string directory;
-    for (const Record& record : records_) {
-      directory += "PK\1\2";
-      put<uint16_t>(directory, {0, 0, kFlags, 0, 0, 0});
-      const auto size = static_cast<uint32_t>(record.size);
-      put<uint32_t>(directory, {record.crc, size, size});
-      put<uint16_t>(directory, {static_cast<uint16_t>(record.name.size()), 0, 0, 0, 0});
-      put<uint32_t>(directory, {0, record.header});
-      directory += record.name;
-    }
-    const auto begin = checked_cast<uint32_t>(out_.offset() - start_);
-    const auto size = static_cast<uint32_t>(directory.size());
-    const auto count = static_cast<uint16_t>(records_.size());
-    std::string ends = "PK\6\6";
-    put<uint64_t>(ends, {44});
-    put<uint16_t>(ends, {0x031E, 0x2D});
-    put<uint32_t>(ends, {0, 0});
-    put<uint64_t>(ends, {count, count, size, begin});
-    ends += "PK\6\7";
-    put<uint32_t>(ends, {0});
-    put<uint64_t>(ends, {uint64_t{begin} + size});
-    put<uint32_t>(ends, {1});
-    ends += "PK\5\6";
-    put<uint16_t>(ends, {0, 0, count, count});
-    put<uint32_t>(ends, {size, begin});
-    put<uint16_t>(ends, {0});
-    out_.append(directory + ends);
-  }
-
- private:
-  static constexpr uint16_t kFlags = 0x0808;  // a descriptor follows the data; names are UTF-8
-
-  struct Record {
-    std::string name;
-    uint32_t header = 0;
-    uint32_t crc = 0;
-    size_t size = 0;
-  };
-  Appender& out_;
-  int64_t start_;
-  std::vector<Record> records_;
-};
-
-/// The pickle of a float32 tensor that is dense and has storage 0 to itself.
-std::string tensor_pickle(const Dims& shape) {
-  pickle::Writer out;
-  out.global("torch._utils", "_rebuild_tensor_v2");
-  out.mark();
-  out.mark();
-  out.string("storage");
-  out.global("torch", "FloatStorage");
-  out.string("0");
-  out.string("cpu");
-  out.integer(numel(shape));
-  out.tuple_from_mark();
-  out.persistent();
-  out.integer(0);
-  out.tuple(shape);
-  out.tuple(row_major_strides(shape));
-  out.boolean(false);
-  out.global("collections", "OrderedDict");
-  out.empty_tuple();
-  out.reduce();
-  out.tuple_from_mark();
-  out.reduce();
-  return out.finish();
-}
-
-/// Appends the item of a chunk of that shape.
-Extent append_item(Appender& out, uint32_t file, const Dims& shape, uint64_t seed) {
-  const int64_t begin = out.offset();
-  TorchZip zip(out);
-  zip.record("data.pkl", tensor_pickle(shape));
-  zip.record(".format_version", "1");
-  zip.record(".storage_alignment", "64");
-  zip.record("byteorder", "little");
-  zip.begin("data/0");
+/// Writes the elements of a chunk, random bits; gives their CRC-32.
+uint32_t write_random(OutputFile& file, const Extent& extent, uint64_t seed) {
   RandomBits random(seed);
   std::vector<uint64_t> words(kPiece / 8);
-  for (int64_t rest = byte_size(kDType, shape); rest > 0; rest -= kPiece) {
-    const auto bytes = static_cast<size_t>(std::min(rest, kPiece));
+  uint32_t crc = 0;
+  for (int64_t done = 0; done < extent.length; done += kPiece) {
+    const auto bytes = static_cast<size_t>(std::min(extent.length - done, kPiece));
     random.fill(std::span(words).first((bytes + 7) / 8));
-    zip.add({reinterpret_cast<const char*>(words.data()), bytes});
+    const auto piece = std::as_bytes(std::span(words)).first(bytes);
+    crc = crc32(crc, piece);
+    file.write(extent.offset + done, piece);
   }
-  zip.end();
-  zip.record("version", "3\n");
-  zip.record(".data/serialization_id", fmt::format("{:040}", seed));
-  zip.finish();
-  return {file, begin, out.offset() - begin};
+  return crc;
 }
 
 /// The part of a tensor that a rank stores; nothing where it stores none.
@@ -245,38 +93,51 @@ std::vector<NamedShape> small_shapes(int64_t count, int64_t bytes) {
   return shapes;
 }
 
-int64_t make_dcp(const std::filesystem::path& folder, const std::vector<NamedShape>& tensors,
-                 Sharding sharding, int64_t ranks) {
-  const auto store = posix_store();
-  store->create_folder(folder);
-  Catalog catalog;
+int64_t make_dcp(const std::filesystem::path& path, const std::vector<NamedShape>& tensors, Sharding sharding,
+                 int64_t ranks) {
+  TargetContents contents;
+  contents.writers = static_cast<size_t>(ranks);
   int64_t bytes = 0;
-  for (const NamedShape& tensor : tensors) {
+  for (size_t t = 0; t < tensors.size(); ++t) {
     TensorEntry entry;
-    entry.name = tensor.name;
+    entry.name = tensors[t].name;
     entry.dtype = kDType;
-    entry.shape = tensor.shape;
-    entry.boxes = BoxList(tensor.shape.size());
-    bytes += entry.bytes();
-    catalog.tensors.push_back(std::move(entry));
-  }
-  uint64_t seed = 0;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    catalog.files.push_back(fmt::format("__{}_0.distcp", rank));
-    Appender file(store->create(folder / catalog.files.back()));
-    for (size_t t = 0; t < tensors.size(); ++t) {
-      const std::optional<Box> part = part_of(tensors[t].shape, t, sharding, rank, ranks);
+    entry.shape = tensors[t].shape;
+    entry.boxes = BoxList(entry.shape.size());
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const std::optional<Box> part = part_of(entry.shape, t, sharding, rank, ranks);
       if (!part || part->empty()) continue;
-      catalog.tensors[t].boxes.add(*part);
-      catalog.tensors[t].extents.push_back(
-          append_item(file, static_cast<uint32_t>(rank), part->sizes, ++seed << 32));
+      entry.boxes.add(*part);
+      entry.extents.push_back({static_cast<uint32_t>(rank), 0, byte_size(kDType, part->sizes)});
     }
-    file.finish();
+    bytes += entry.bytes();
+    contents.catalog.tensors.push_back(std::move(entry));
   }
-  sort_entries(catalog);
-  Appender metadata(store->create(folder / ".metadata"));
-  metadata.append(write_dcp_metadata(catalog, pickle::Writer::Protocol::k4));
-  metadata.finish();
+  sort_entries(contents.catalog);
+  contents.order.resize(tensors.size());
+  std::iota(contents.order.begin(), contents.order.end(), size_t{0});
+
+  const auto store = posix_store();
+  store->create_folder(path);
+  const auto target = make_dcp_target(std::move(contents));
+  const Catalog& catalog = target->catalog();
+  OutputFolder folder(*store, path);
+  std::vector<OutputFile*> files;
+  for (const std::string& name : catalog.files) files.push_back(&folder.create(name));
+  uint64_t seed = 0;
+  for (size_t t = 0; t < catalog.tensors.size(); ++t) {
+    for (size_t c = 0; c < catalog.tensors[t].chunks(); ++c) {
+      const Extent& extent = catalog.tensors[t].extents[c];
+      OutputFile& file = *files[extent.file];
+      const uint32_t crc = write_random(file, extent, ++seed << 32);
+      const Target::Frame frame = target->frame(t, c, {&crc, 1});
+      file.write(extent.offset - std::ssize(frame.before), bytes_of(frame.before));
+      file.write(extent.offset + extent.length, bytes_of(frame.after));
+    }
+  }
+  const auto no_values = make_resolved_source({}, {}, nullptr);
+  target->finish(*no_values, BlockChecksums(catalog, 0), files, folder);
+  folder.sync(1);
   return bytes;
 }
 

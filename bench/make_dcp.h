@@ -28,9 +28,9 @@ enum class Sharding {
   kWhole,    // each tensor whole, on one rank after the other
 };
 
-/// Writes the checkpoint, random float32 bits, into the new folder `folder`, and gives the bytes of its
-/// tensors. The same arguments give the same bytes. Precondition: no chunk has 4 GiB or more.
-int64_t make_dcp(const std::filesystem::path& folder, const std::vector<NamedShape>& tensors,
-                 Sharding sharding, int64_t ranks);
+/// Writes the checkpoint, random float32 bits, into the new folder `path`, and gives the bytes of its
+/// tensors. The same arguments give the same bytes.
+int64_t make_dcp(const std::filesystem::path& path, const std::vector<NamedShape>& tensors, Sharding sharding,
+                 int64_t ranks);
 
 }  // namespace spolia::bench
