@@ -212,7 +212,8 @@ void add_convert_command(CLI::App& app, Context& context) {
                  "neither check nor write checksums; bytes are copied inside the kernel where they can be")
       ->excludes(check);
   verb->add_flag("--no-sync", options->no_sync, "do not wait until everything is on the disk");
-  verb->add_flag("--dry-run", options->dry_run, "print the plan, see whether DST could be written, leave nothing");
+  verb->add_flag("--dry-run", options->dry_run,
+                 "print the plan, see whether DST could be written, leave nothing");
   verb->add_flag("--json", options->json, "print the plan or the report as JSON");
   add_threads_option(*verb, options->threads);
   verb->add_flag("--quiet", context.quiet, "show no progress and no summary");

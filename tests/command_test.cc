@@ -5,13 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "spolia/base/hash.h"
 #include "spolia/format/safetensors/test_files.h"
@@ -20,6 +17,14 @@
 
 namespace spolia {
 namespace {
+
+/// The JSON at the front of a safetensors file.
+Json safetensors_header(const fs::path& path) {
+  const std::string bytes = read_file(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  return Json::parse(bytes.substr(sizeof length, length));
+}
 
 // ---- every checkpoint that PyTorch wrote
 
@@ -493,8 +498,11 @@ TEST(Usage, EveryVerbExplainsItself) {
     EXPECT_EQ(outcome.exit_code, 0);
     expect_contains(outcome.out, std::string("Usage: spolia ") + verb);
   }
-  for (const char* option : {"--to", "--memory", "--max-shard-size", "--root", "--select", "--drop",
-                             "--dtype", "--strip-prefix", "--add-prefix", "--dry-run", "--json", "--quiet"}) {
+  for (const char* option :
+       {"--to",     "--memory",    "--max-shard-size", "--root",       "--select",
+        "--drop",   "--dtype",     "--strip-prefix",   "--add-prefix", "--dry-run",
+        "--json",   "--quiet",     "--layout",         "--overwrite",  "--non-atomic",
+        "--verify", "--no-verify", "--no-sync",        "--threads",    "docs/layouts.md"}) {
     expect_contains(spolia({"convert", "--help"}).out, option);
   }
   const Outcome version = spolia({"--version"});

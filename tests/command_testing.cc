@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -104,14 +106,74 @@ void drop_privileges() {
   if (::geteuid() == 0 && ::prctl(PR_SET_SECUREBITS, SECBIT_NOROOT) != 0) ::_exit(126);
 }
 
+Json json_of(const std::vector<std::string>& arguments) {
+  const Outcome outcome = spolia(arguments);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  return Json::parse(outcome.out);
+}
+
 void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks " << part;
 }
 
-std::set<std::string> names_in(const std::filesystem::path& folder) {
+void expect_refused(const Outcome& outcome, const std::vector<std::string>& parts) {
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_EQ(lines_of(outcome.err).size(), 1u) << outcome.err;
+  EXPECT_TRUE(outcome.err.starts_with("spolia: ")) << outcome.err;
+  for (const std::string& part : parts) expect_contains(outcome.err, part);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw IoError("cannot open {}", path.string());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_file(const fs::path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void flip_bit(const fs::path& path, int64_t offset) {
+  std::string bytes = read_file(path);
+  bytes.at(static_cast<size_t>(offset < 0 ? std::ssize(bytes) + offset : offset)) ^= 1;
+  write_file(path, bytes);
+}
+
+std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
   return names;
+}
+
+Snapshot snapshot(const fs::path& folder) {
+  Snapshot files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) files[entry.path()] = {read_file(entry.path()), entry.last_write_time()};
+  }
+  return files;
+}
+
+fs::path checkpoint(const std::string& name) { return fs::path(SPOLIA_TEST_DATA) / name / "checkpoint"; }
+
+Json expected_tensors(const std::string& name) {
+  return Json::parse(read_file(checkpoint(name).parent_path() / "expected.json"))["tensors"];
+}
+
+fs::path fsdp() { return checkpoint("torch-2.14/fsdp2-4"); }
+
+void copy_checkpoint(const fs::path& from, const fs::path& to) {
+  fs::create_directory(to);
+  for (const auto& entry : fs::directory_iterator(from)) {
+    write_file(to / entry.path().filename(), read_file(entry.path()));
+  }
 }
 
 }  // namespace spolia

@@ -2,7 +2,6 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "spolia/format/safetensors/test_files.h"
 #include "spolia/store/store_testing.h"
@@ -10,11 +9,6 @@
 
 namespace spolia {
 namespace {
-
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-fs::path checkpoint(const std::string& name) { return fs::path(SPOLIA_TEST_DATA) / name / "checkpoint"; }
 
 class DiffCommand : public testing::Test {
  protected:

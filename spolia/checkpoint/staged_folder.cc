@@ -69,6 +69,10 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
 void refuse_inside(const Store& store, const fs::path& source, const fs::path& destination) {
   if (!store.exists(source)) return;
   const fs::path from = real_path(source), to = real_path(destination);
+  if (to == from) {
+    throw InvalidArgumentError("{} is the source itself, which is only read; write somewhere else",
+                               quote(destination.string()));
+  }
   if (is_inside(to, from)) {
     throw InvalidArgumentError("{} lies inside the source {}, which is only read; write somewhere else",
                                quote(destination.string()), quote(source.string()));
@@ -84,7 +88,8 @@ StagedFolder::StagedFolder(Store& store, const fs::path& folder, Existing existi
   const bool is_taken = store_.exists(final_);
   if (is_taken && existing_ == Existing::kRefuse) {
     throw InvalidArgumentError(
-        "{} exists already; give a name that is free, remove it first, or overwrite it",
+        "{} exists already; give a name that is free, remove it first, or overwrite it "
+        "(--overwrite)",
         quote(final_.string()));
   }
   if (is_taken) check_replaceable(store_, final_);
@@ -143,8 +148,7 @@ void StagedFolder::check_exchange() {
   } catch (const UnsupportedError&) {
     throw UnsupportedError(
         "{} exists, and its file system cannot exchange it with a new folder in one step: ask for a "
-        "replacement "
-        "in two steps, which leaves it without either for a moment, or give a name that is free",
+        "replacement in two steps (--non-atomic), during which neither is there, or give a name that is free",
         quote(final_.string()));
   }
   for (const fs::path& folder : {a, b}) store_.remove_all(folder);

@@ -187,8 +187,8 @@ class Picture {
 bool same_float(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 bool same_record(const Record& a, const Record& b) {
-  return a.type == b.type && a.construction == b.construction && a.args == b.args && a.state == b.state && a.items == b.items &&
-         a.entries == b.entries;
+  return a.type == b.type && a.construction == b.construction && a.args == b.args && a.state == b.state &&
+         a.items == b.items && a.entries == b.entries;
 }
 
 }  // namespace

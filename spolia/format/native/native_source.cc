@@ -312,7 +312,12 @@ class SpoliaSource final : public Source {
     const TensorEntry& entry = catalog_.tensors[tensor];
     Payload payload;
     payload.stored = entry.extents[chunk];
-    data_file(payload.stored.file);
+    try {
+      data_file(payload.stored.file);
+    } catch (const Error& error) {
+      rethrow_with_context(error, fmt::format("tensor {}, chunk at {}", quote(entry.name),
+                                              list_text(entry.boxes.offsets(chunk))));
+    }
     payload.length = payload.stored.length;
     payload.strides = row_major_strides(addressable_box(entry, chunk).sizes);
     payload.block_bytes = contents_.block_bytes;
@@ -404,11 +409,25 @@ bool is_numbered(std::string_view before, std::string_view name, std::string_vie
   return name.size() > after.size() && is_number(name.substr(0, name.size() - after.size()));
 }
 
+/// Files that are called as those of a checkpoint are, but are not of this one.
+std::vector<std::string> unknown_files(const Store& store, const Manifest& manifest, const Catalog& catalog) {
+  std::set<std::string_view> known(catalog.files.begin(), catalog.files.end());
+  for (const Manifest::Part& part : manifest.parts) known.insert(part.file.name);
+  std::vector<std::string> unknown;
+  for (const FolderEntry& entry : store.list(catalog.root)) {
+    const bool ours = is_numbered("data-", entry.name, ".safetensors") ||
+                      is_numbered("part-", entry.name, ".json") || is_spolia_value_name(entry.name);
+    if (ours && !entry.is_folder && !known.contains(entry.name)) unknown.push_back(entry.name);
+  }
+  return unknown;
+}
+
 }  // namespace
 
 std::unique_ptr<Source> open_spolia(std::shared_ptr<const Store> store, const path& folder) {
   const Manifest manifest = open_manifest(*store, folder);
   Contents contents = read_parts(*store, manifest, folder);
+  contents.catalog.unknown_files = unknown_files(*store, manifest, contents.catalog);
   return std::make_unique<SpoliaSource>(std::move(store), std::move(contents));
 }
 
