@@ -18,17 +18,37 @@ namespace spolia {
 namespace {
 
 /// The tensor as it will be called and typed; without chunks.
-TensorEntry target_tensor(const TensorEntry& source, const SelectedEntry& selected,
-                          std::optional<DType> dtype) {
+TensorEntry target_tensor(const TensorEntry& source, SelectedEntry&& selected, std::optional<DType> dtype) {
   TensorEntry tensor;
-  tensor.name = selected.name;
-  tensor.path = selected.path;
+  tensor.name = std::move(selected.name);
+  tensor.path = std::move(selected.path);
   tensor.dtype = dtype && info(source.dtype).kind == DTypeKind::kFloat ? *dtype : source.dtype;
   tensor.shape = source.shape;
   tensor.boxes = BoxList(tensor.shape.size());
   tensor.requires_grad = source.requires_grad;
   tensor.memory_format = source.memory_format;
   return tensor;
+}
+
+/// What will be written, without chunks and writers. `sources`: gets the source's tensor for each of them.
+TargetContents select_contents(const Catalog& source, const ConvertOptions& options,
+                               std::vector<size_t>& sources) {
+  SelectedEntries selected = select_entries(source, options.selection);
+  std::ranges::sort(selected.tensors, {}, &SelectedEntry::name);
+  std::ranges::sort(selected.values, {}, &SelectedEntry::name);
+
+  TargetContents contents;
+  contents.checksums = options.checksums;
+  contents.catalog.tensors.reserve(selected.tensors.size());
+  for (SelectedEntry& s : selected.tensors) {
+    sources.push_back(s.index);
+    contents.catalog.tensors.push_back(target_tensor(source.tensors[s.index], std::move(s), options.dtype));
+  }
+  for (SelectedEntry& s : selected.values) {
+    contents.values.push_back({std::move(s.name), std::move(s.path), s.index});
+  }
+  contents.order = order_of_reading(sources, source);
+  return contents;
 }
 
 std::unique_ptr<Target> make_target(TargetContents contents, const ConvertOptions& options) {
@@ -106,28 +126,15 @@ Conversion plan_conversion(const Source& from, const ConvertOptions& options) {
     throw InvalidArgumentError("tensors are cast to float64, float32, float16 or bfloat16, not to {}",
                                name_of(*options.dtype));
   }
-  SelectedEntries selected = select_entries(source, options.selection);
-  std::ranges::sort(selected.tensors, {}, &SelectedEntry::name);
-  std::ranges::sort(selected.values, {}, &SelectedEntry::name);
-
-  TargetContents contents;
-  contents.checksums = options.checksums;
   std::vector<size_t> sources;
-  for (SelectedEntry& s : selected.tensors) {
-    contents.catalog.tensors.push_back(target_tensor(source.tensors[s.index], s, options.dtype));
-    sources.push_back(s.index);
-  }
-  for (SelectedEntry& s : selected.values) {
-    contents.values.push_back({std::move(s.name), std::move(s.path), s.index});
-  }
-  contents.order = order_of_reading(sources, source);
+  TargetContents contents = select_contents(source, options, sources);
 
   Conversion conversion;
   conversion.target = make_target(std::move(contents), options);
   std::vector<RegionCopy> copies;
   copies.reserve(sources.size());
   for (size_t t = 0; t < sources.size(); ++t) {
-    copies.push_back(copy_whole(source, sources[t], t));
+    copies.push_back(copy_whole(sources[t], t));
     copies.back().fastest_dim = fastest_dim(from, sources[t]);
   }
   conversion.plan = plan_transfer(source, conversion.target->catalog(), std::move(copies),

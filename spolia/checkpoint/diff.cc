@@ -245,8 +245,8 @@ Report compare_tensors(const Source& a, const Source& b, std::span<const Pair> p
     const size_t t = common.tensors.size();
     common.tensors.push_back(
         whole_tensor(in_a.name, *dtype, in_a.shape, {0, 0, byte_size(*dtype, in_a.shape)}));
-    from_a.push_back(copy_whole(a.catalog(), pairs[i].a, t));
-    from_b.push_back(copy_whole(b.catalog(), pairs[i].b, t));
+    from_a.push_back(copy_whole(pairs[i].a, t));
+    from_b.push_back(copy_whole(pairs[i].b, t));
     diff_of.push_back(i);
     in_source_a.push_back(pairs[i].a);
     diffs[i].compared = true;

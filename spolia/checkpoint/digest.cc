@@ -54,7 +54,7 @@ class DigestSink final : public TileSink {
 std::vector<std::string> digest_tensors(const Source& source, const DigestOptions& options) {
   const Catalog& catalog = source.catalog();
   std::vector<RegionCopy> copies;
-  for (size_t t = 0; t < catalog.tensors.size(); ++t) copies.push_back(copy_whole(catalog, t, t));
+  for (size_t t = 0; t < catalog.tensors.size(); ++t) copies.push_back(copy_whole(t, t));
   return digest_copies(source, std::move(copies), whole_tensors(catalog), options);
 }
 

@@ -110,7 +110,7 @@ Report execute(const TransferPlan& plan, const Source& source, const Catalog& ta
         Worker& worker = worker_at(w);
         for (size_t tile = lanes[lane].first; tile < lanes[lane].end; ++tile) {
           if (options.cancel != nullptr) options.cancel->check();
-          const std::vector<TileRegion> regions = regions_of(plan.tile(tile), target, target_chunks);
+          const std::vector<TileRegion> regions = regions_of(plan, tile, target, target_chunks);
           const int64_t bytes = bytes_of(regions, target);
           const std::span<std::byte> out = worker.tile.bytes().first(static_cast<size_t>(bytes));
           worker.reader.plan(regions, out);

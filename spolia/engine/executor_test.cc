@@ -205,7 +205,7 @@ RC_GTEST_PROP(Executor, EveryElementArrives, ()) {
     }
     permutes.push_back(permute);
     c.add_target(name, cast ? DType::kFloat64 : DType::kFloat32, target_shape);
-    c.copies.push_back({t, t, whole(shape), whole(target_shape), permute});
+    c.copies.push_back(copy_region(t, t, {whole(shape), whole(target_shape), permute}));
   }
   const size_t threads = static_cast<size_t>(pick(1, 4));
   const bool ordered = *rc::gen::arbitrary<bool>();
@@ -250,7 +250,7 @@ Case one_large_tensor(Codec codec) {
   std::iota(payload.begin(), payload.end(), 0.0f);
   c.source.add_chunk(whole(Dims{100, 100}), std::as_bytes(std::span(payload)), 0, {100, 1}, codec);
   c.add_target("w", DType::kFloat32, {100, 100});
-  c.copies.push_back(copy_whole(c.source.catalog(), 0, 0));
+  c.copies.push_back(copy_whole(0, 0));
   return c;
 }
 
@@ -267,7 +267,7 @@ TEST(Executor, ChecksTheRestOfAPayloadThatIsReadInPart) {
   c.target.tensors.clear();
   c.order.clear();
   c.add_target("w", DType::kFloat32, {10, 100});
-  c.copies = {{0, 0, Box{{0, 0}, {10, 100}}, whole(Dims{10, 100}), {}}};
+  c.copies = {copy_region(0, 0, {Box{{0, 0}, {10, 100}}, whole(Dims{10, 100}), {}})};
   c.source.bytes()[39000] ^= std::byte{1};  // far behind the rows that are wanted
   CollectingSink sink(c.target, false);
   EXPECT_THROW(execute(c.plan(1, 1000), c.source, c.target, sink, {}), CorruptError);

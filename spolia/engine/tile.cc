@@ -5,25 +5,32 @@
 
 namespace spolia {
 
+ChunkIndices::ChunkIndices(const Catalog& catalog) : catalog_(catalog) {
+  for (size_t t = 0; t < catalog.tensors.size(); ++t) {
+    if (catalog.tensors[t].chunks() != 1) indices_.try_emplace(indices_.end(), t);
+  }
+}
+
 std::vector<uint32_t> ChunkIndices::overlapping(size_t tensor, const Box& box) {
   const TensorEntry& entry = catalog_.tensors[tensor];
   if (entry.chunks() == 1) return {0};
-  Slot& slot = indices_[tensor];
+  Slot& slot = indices_.at(tensor);
   std::call_once(slot.once, [&] { slot.index.emplace(entry.boxes); });
   return slot.index->overlapping(box);
 }
 
-std::vector<TileRegion> regions_of(std::span<const TilePart> tile, const Catalog& target,
+std::vector<TileRegion> regions_of(const TransferPlan& plan, size_t tile, const Catalog& target,
                                    ChunkIndices& target_chunks) {
   std::vector<TileRegion> regions;
-  for (const TilePart& part : tile) {
+  for (const TilePart& part : plan.tile(tile)) {
     const TensorEntry& tensor = target.tensors[part.target];
+    const Box all = plan.box_of(part, target);
     if (tensor.chunks() == 1) {
-      regions.push_back({part.target, 0, part.box, 0});
+      regions.push_back({part.target, 0, all, 0});
       continue;
     }
-    for (uint32_t chunk : target_chunks.overlapping(part.target, part.box)) {
-      Box box = intersect(part.box, addressable_box(tensor, chunk));
+    for (uint32_t chunk : target_chunks.overlapping(part.target, all)) {
+      Box box = intersect(all, addressable_box(tensor, chunk));
       if (!box.empty()) regions.push_back({part.target, chunk, std::move(box), 0});
     }
   }

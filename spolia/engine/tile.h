@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -18,7 +18,7 @@ namespace spolia {
 class ChunkIndices {
  public:
   /// The catalog outlives the object.
-  explicit ChunkIndices(const Catalog& catalog) : catalog_(catalog), indices_(catalog.tensors.size()) {}
+  explicit ChunkIndices(const Catalog& catalog);
   /// The chunks of a tensor that overlap `box`, in rising order.
   std::vector<uint32_t> overlapping(size_t tensor, const Box& box);
 
@@ -28,7 +28,7 @@ class ChunkIndices {
     std::optional<BoxIndex> index;
   };
   const Catalog& catalog_;
-  std::deque<Slot> indices_;
+  std::map<size_t, Slot> indices_;  // by tensor, for those of several chunks
 };
 
 /// A box of one chunk of a target tensor that lies in a tile's buffer, row-major, `offset` bytes from its
@@ -42,7 +42,7 @@ struct TileRegion {
 
 /// The regions of a tile: its parts, cut where the target's chunks are, one after the other without gaps, in
 /// the order of their places in the target's files.
-std::vector<TileRegion> regions_of(std::span<const TilePart> tile, const Catalog& target,
+std::vector<TileRegion> regions_of(const TransferPlan& plan, size_t tile, const Catalog& target,
                                    ChunkIndices& target_chunks);
 
 /// The bytes of all regions.

@@ -18,12 +18,17 @@ Dims byte_strides(std::span<const int64_t> sizes, int64_t width) {
   return strides;
 }
 
-/// The part of a copy's source that becomes `part`, a box inside its target box.
-Box source_of(const RegionCopy& copy, const Box& part) {
+/// The source's dim that becomes the target's dim `d`.
+size_t source_dim(const Region* region, size_t d) {
+  return region == nullptr || region->permute.empty() ? d : static_cast<size_t>(region->permute[d]);
+}
+
+/// The part of a region's source that becomes `part`, a box inside of its target.
+Box source_of(const Region& region, const Box& part) {
   Box box{Dims(part.ndim()), Dims(part.ndim())};
   for (size_t d = 0; d < part.ndim(); ++d) {
-    const size_t from = copy.permute.empty() ? d : static_cast<size_t>(copy.permute[d]);
-    box.offsets[from] = copy.source_box.offsets[from] + part.offsets[d] - copy.target_box.offsets[d];
+    const size_t from = source_dim(&region, d);
+    box.offsets[from] = region.source.offsets[from] + part.offsets[d] - region.target.offsets[d];
     box.sizes[from] = part.sizes[d];
   }
   return box;
@@ -106,14 +111,13 @@ void TileReader::add_wanted(const TileRegion& region, std::byte* data) {
   const TensorEntry& target = context_.target.tensors[region.target];
   const Dims strides = byte_strides(region.box.sizes, element_bytes(target.dtype));
   for (const RegionCopy& copy : context_.plan.copies_of(region.target)) {
-    const Box wanted = intersect(copy.target_box, region.box);
+    const Region* part_of = copy.region.get();
+    const Box wanted = part_of == nullptr ? region.box : intersect(part_of->target, region.box);
     if (wanted.empty()) continue;
     const TensorEntry& tensor = context_.source.catalog().tensors[copy.source];
-    const Box from = source_of(copy, wanted);
+    const Box from = part_of == nullptr ? wanted : source_of(*part_of, wanted);
     Dims from_strides(strides.size());  // the region's strides in the order of the source's dims
-    for (size_t d = 0; d < strides.size(); ++d) {
-      from_strides[copy.permute.empty() ? d : static_cast<size_t>(copy.permute[d])] = strides[d];
-    }
+    for (size_t d = 0; d < strides.size(); ++d) from_strides[source_dim(part_of, d)] = strides[d];
     std::byte* wanted_data = data + byte_offset(wanted.offsets, region.box.offsets, strides);
 
     for (uint32_t chunk : context_.chunks.overlapping(copy.source, from)) {

@@ -15,18 +15,24 @@
 namespace spolia {
 namespace {
 
-void check_copy(const RegionCopy& copy, const TensorEntry& from, const TensorEntry& to) {
+Box whole_box(const TensorEntry& tensor) { return whole(addressable_shape(tensor.dtype, tensor.shape)); }
+
+/// What the copy of a part or of all of `from` is, in boxes.
+Region region_of(const RegionCopy& copy, const TensorEntry& from) {
+  return copy.region != nullptr ? *copy.region : Region{whole_box(from), whole_box(from), {}};
+}
+
+void check_region(const Region& region, const TensorEntry& from, const TensorEntry& to) {
   const Dims from_shape = addressable_shape(from.dtype, from.shape);
-  const Dims to_shape = addressable_shape(to.dtype, to.shape);
-  const Box &source = copy.source_box, &target = copy.target_box;
+  const Box &source = region.source, &target = region.target;
   if (!fits(source.offsets, source.sizes, from_shape)) {
     throw InvalidArgumentError("the box {} lies outside of tensor {} of shape {}", box_text(source),
                                quote(from.name), list_text(from_shape));
   }
   bool same_sizes =
-      source.ndim() == target.ndim() && (copy.permute.empty() || copy.permute.size() == target.ndim());
+      source.ndim() == target.ndim() && (region.permute.empty() || region.permute.size() == target.ndim());
   for (size_t d = 0; same_sizes && d < target.ndim(); ++d) {
-    size_t from_dim = copy.permute.empty() ? d : static_cast<size_t>(copy.permute[d]);
+    size_t from_dim = region.permute.empty() ? d : static_cast<size_t>(region.permute[d]);
     same_sizes = from_dim < source.ndim() && source.sizes[from_dim] == target.sizes[d];
   }
   if (!same_sizes) {
@@ -42,15 +48,19 @@ void check_copy(const RegionCopy& copy, const TensorEntry& from, const TensorEnt
 }
 
 void check_covered(const Catalog& source, const Catalog& target, const TransferPlan& plan) {
-  std::set<size_t> used;
-  for (const RegionCopy& copy : plan.copies) used.insert(copy.source);
-  for (size_t tensor : used) require_tiled(source.tensors[tensor]);
+  std::vector<bool> used(source.tensors.size());
+  for (const RegionCopy& copy : plan.copies) used[copy.source] = true;
+  for (size_t s = 0; s < used.size(); ++s) {
+    if (used[s]) require_tiled(source.tensors[s]);
+  }
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
     require_tiled(tensor);
     const Dims shape = addressable_shape(tensor.dtype, tensor.shape);
     BoxList boxes(shape.size());
-    for (const RegionCopy& copy : plan.copies_of(t)) boxes.add(copy.target_box);
+    for (const RegionCopy& copy : plan.copies_of(t)) {
+      boxes.add(region_of(copy, source.tensors[copy.source]).target);
+    }
     if (const Coverage coverage = check_coverage(boxes, shape); coverage.fault) {
       throw InvalidArgumentError("tensor {} would not be filled exactly: {}", quote(tensor.name),
                                  fault_text(*coverage.fault, shape));
@@ -62,8 +72,9 @@ void check_covered(const Catalog& source, const Catalog& target, const TransferP
 size_t fastest_dim(const TransferPlan& plan, size_t target, size_t ndim) {
   for (const RegionCopy& copy : plan.copies_of(target)) {
     if (copy.fastest_dim >= 0) return static_cast<size_t>(copy.fastest_dim);
-    for (size_t d = 0; d < copy.permute.size(); ++d) {
-      if (copy.permute[d] + 1 == std::ssize(copy.permute)) return d;
+    const Dims permute = copy.region != nullptr ? copy.region->permute : Dims();
+    for (size_t d = 0; d < permute.size(); ++d) {
+      if (permute[d] + 1 == std::ssize(permute)) return d;
     }
     break;
   }
@@ -85,20 +96,27 @@ void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const s
     used = 0;
   };
   plan.first_part.push_back(0);
+  auto add_part = [&](TilePart part, int64_t bytes) {
+    if (used + bytes > plan.tile_bytes) close_tile();
+    plan.parts.push_back(part);
+    used += bytes;
+  };
   for (size_t t : order) {
     const TensorEntry& tensor = target.tensors[t];
     const int64_t width = element_bytes(tensor.dtype);
-    const Box all = whole(addressable_shape(tensor.dtype, tensor.shape));
+    const Box all = whole_box(tensor);
     if (all.empty()) continue;
-    std::vector<Box> boxes = cut(all, fastest_dim(plan, t, all.ndim()), plan.tile_bytes / width, row_major);
-    if (boxes.size() > 1) close_tile();
-    for (Box& box : boxes) {
-      const int64_t bytes = box.numel() * width;
-      if (used + bytes > plan.tile_bytes) close_tile();
-      plan.parts.push_back({t, std::move(box)});
-      used += bytes;
+    if (all.numel() <= plan.tile_bytes / width) {
+      add_part({.target = t}, all.numel() * width);
+      continue;
     }
-    if (boxes.size() > 1) close_tile();
+    close_tile();
+    for (Box& box : cut(all, fastest_dim(plan, t, all.ndim()), plan.tile_bytes / width, row_major)) {
+      const int64_t bytes = box.numel() * width;
+      plan.boxes.push_back(std::move(box));
+      add_part({t, plan.boxes.size() - 1}, bytes);
+    }
+    close_tile();
   }
   close_tile();
 }
@@ -125,10 +143,14 @@ std::string made_of(const TransferPlan& plan, const Catalog& source, const Catal
 
 }  // namespace
 
-RegionCopy copy_whole(const Catalog& sources, size_t source, size_t target) {
-  const TensorEntry& tensor = sources.tensors[source];
-  Box box = whole(addressable_shape(tensor.dtype, tensor.shape));
-  return {source, target, box, box, {}};
+RegionCopy copy_whole(size_t source, size_t target) { return {source, target, nullptr}; }
+
+RegionCopy copy_region(size_t source, size_t target, Region region) {
+  return {source, target, std::make_shared<const Region>(std::move(region))};
+}
+
+Box TransferPlan::box_of(const TilePart& part, const Catalog& target) const {
+  return part.box == TilePart::kWhole ? whole_box(target.tensors[part.target]) : boxes[part.box];
 }
 
 size_t threads_within(int64_t memory, size_t wanted) {
@@ -159,9 +181,10 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   plan.first_copy.assign(target.tensors.size() + 1, 0);
   for (const RegionCopy& copy : plan.copies) {
     const TensorEntry &from = source.tensors[copy.source], &to = target.tensors[copy.target];
-    check_copy(copy, from, to);
+    const Region region = region_of(copy, from);
+    check_region(region, from, to);
     ++plan.first_copy[copy.target + 1];
-    plan.cost.bytes_read += copy.source_box.numel() * element_bytes(from.dtype);
+    plan.cost.bytes_read += region.source.numel() * element_bytes(from.dtype);
   }
   for (size_t t = 0; t < target.tensors.size(); ++t) plan.first_copy[t + 1] += plan.first_copy[t];
   check_covered(source, target, plan);

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,27 +23,34 @@
 
 namespace spolia {
 
-/// A box of a source tensor that becomes a box of a target tensor. Dim d of the target is dim permute[d] of
-/// the source (empty: d itself); where the dtypes differ the elements are cast. Boxes are in addressable
-/// shapes (catalog.h).
+/// A box of one tensor that becomes a box of another. Dim d of the target is dim permute[d] of the source
+/// (empty: d itself). Boxes are in addressable shapes (catalog.h).
+struct Region {
+  Box source;
+  Box target;
+  Dims permute;
+};
+
+/// What becomes of a part of a source tensor, or of all of it. Where the dtypes differ the elements are cast.
 struct RegionCopy {
   size_t source = 0;  // an index into the source catalog's tensors
   size_t target = 0;  // an index into the target catalog's tensors
-  Box source_box;
-  Box target_box;
-  Dims permute;
+  /// nullptr: all of the source, as it is, becomes all of the target. Most copies are such, and there may be
+  /// millions of them.
+  std::shared_ptr<const Region> region;
   /// The target's dim along which the source's elements lie closest together, where it is not the last: a
   /// hint from those who know how the source is stored. -1: the last one that is not permuted away.
   int fastest_dim = -1;
 };
 
-/// The copy of a whole tensor.
-RegionCopy copy_whole(const Catalog& sources, size_t source, size_t target);
+RegionCopy copy_whole(size_t source, size_t target);
+RegionCopy copy_region(size_t source, size_t target, Region region);
 
-/// A box of one target tensor, in its addressable shape.
+/// All of a target tensor, or one box of it.
 struct TilePart {
+  static constexpr size_t kWhole = std::numeric_limits<size_t>::max();
   size_t target = 0;
-  Box box;
+  size_t box = kWhole;  // which of TransferPlan::boxes
 };
 
 struct TransferCost {
@@ -56,6 +65,7 @@ struct TransferPlan {
   std::vector<size_t> first_copy;  // copies of target t: [first_copy[t], first_copy[t + 1])
   std::vector<TilePart> parts;     // of all tiles, one after the other
   std::vector<size_t> first_part;  // parts of tile i: [first_part[i], first_part[i + 1])
+  std::vector<Box> boxes;          // of the tensors that were cut, in their addressable shapes
   int64_t tile_bytes = 0;          // no tile is larger
   int64_t scratch_bytes = 0;       // a thread's room for bytes that cannot be read into place
   size_t decoders = 1;  // compressed items a thread may keep open; each holds a window of some mebibytes
@@ -66,6 +76,8 @@ struct TransferPlan {
   std::span<const TilePart> tile(size_t i) const {
     return std::span(parts).subspan(first_part[i], first_part[i + 1] - first_part[i]);
   }
+  /// A part's box, in its tensor's addressable shape. `target`: the catalog the plan was made for.
+  Box box_of(const TilePart& part, const Catalog& target) const;
   std::span<const RegionCopy> copies_of(size_t target) const {
     return std::span(copies).subspan(first_copy[target], first_copy[target + 1] - first_copy[target]);
   }

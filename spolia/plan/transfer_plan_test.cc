@@ -26,7 +26,7 @@ Catalog catalog_of(std::vector<TensorEntry> tensors) {
 
 TransferPlan plan_all(const Catalog& source, const Catalog& target, PlanOptions options = {}) {
   std::vector<RegionCopy> copies;
-  for (size_t t = 0; t < source.tensors.size(); ++t) copies.push_back(copy_whole(source, t, t));
+  for (size_t t = 0; t < source.tensors.size(); ++t) copies.push_back(copy_whole(t, t));
   std::vector<size_t> order(target.tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
   return plan_transfer(source, target, copies, order, options);
@@ -54,11 +54,12 @@ RC_GTEST_PROP(TransferPlan, TilesHoldEveryElementOnceInOrderWithinTheirSize, ())
     for (const TilePart& part : plan.tile(i)) {
       const TensorEntry& tensor = catalog.tensors[part.target];
       const Dims strides = row_major_strides(tensor.shape);
+      const Box box = plan.box_of(part, catalog);
       int64_t first = 0;
-      for (size_t d = 0; d < strides.size(); ++d) first += part.box.offsets[d] * strides[d];
+      for (size_t d = 0; d < strides.size(); ++d) first += box.offsets[d] * strides[d];
       RC_ASSERT(first == next[part.target]);
-      next[part.target] += part.box.numel();
-      used += part.box.numel() * element_bytes(tensor.dtype);
+      next[part.target] += box.numel();
+      used += box.numel() * element_bytes(tensor.dtype);
     }
     RC_ASSERT(used <= plan.tile_bytes);
   }
@@ -91,7 +92,7 @@ TEST(TransferPlan, SubByteTensorsAreMovedAsBytes) {
   const Catalog catalog = catalog_of({tensor_of("a", DType::kFloat6E2M3FN, {4, 6})});
   const TransferPlan plan = plan_all(catalog, catalog);
   ASSERT_EQ(plan.tiles(), 1u);
-  EXPECT_EQ(plan.tile(0)[0].box, whole(Dims{18}));
+  EXPECT_EQ(plan.box_of(plan.tile(0)[0], catalog), whole(Dims{18}));
 }
 
 TEST(TransferPlan, RefusesWhatDoesNotFit) {
@@ -105,23 +106,24 @@ TEST(TransferPlan, RefusesWhatDoesNotFit) {
     }
     return "planned";
   };
-  const RegionCopy all = copy_whole(source, 0, 0);
+  const RegionCopy all = copy_whole(0, 0);
   EXPECT_EQ(refusal(source, all), "planned");
   EXPECT_NE(refusal(source, all, 1 << 20).find("too small"), std::string::npos);
 
-  RegionCopy half = all;
-  half.source_box.sizes = half.target_box.sizes = {2, 6};
-  EXPECT_NE(refusal(source, half).find("would not be filled exactly"), std::string::npos);
+  const Box half{{0, 0}, {2, 6}};
+  EXPECT_NE(refusal(source, copy_region(0, 0, {half, half, {}})).find("would not be filled exactly"),
+            std::string::npos);
 
-  RegionCopy outside = all;
-  outside.source_box.offsets = {1, 0};
-  EXPECT_NE(refusal(source, outside).find("outside"), std::string::npos);
+  const Box outside{{1, 0}, {4, 6}};
+  EXPECT_NE(refusal(source, copy_region(0, 0, {outside, whole(Dims{4, 6}), {}})).find("outside"),
+            std::string::npos);
 
   const Catalog transposed = catalog_of({tensor_of("a", DType::kFloat32, {6, 4})});
-  RegionCopy permuted{0, 0, whole(Dims{4, 6}), whole(Dims{6, 4}), {1, 0}};
-  EXPECT_EQ(refusal(transposed, permuted), "planned");
+  Region permuted{whole(Dims{4, 6}), whole(Dims{6, 4}), {1, 0}};
+  EXPECT_EQ(refusal(transposed, copy_region(0, 0, permuted)), "planned");
+  EXPECT_NE(refusal(transposed, all).find("would not be filled exactly"), std::string::npos);
   permuted.permute = {};
-  EXPECT_NE(refusal(transposed, permuted).find("sizes differ"), std::string::npos);
+  EXPECT_NE(refusal(transposed, copy_region(0, 0, permuted)).find("sizes differ"), std::string::npos);
 
   EXPECT_EQ(refusal(catalog_of({tensor_of("a", DType::kBFloat16, {4, 6})}), all), "planned");
   EXPECT_NE(refusal(catalog_of({tensor_of("a", DType::kInt32, {4, 6})}), all).find("cannot be cast"),

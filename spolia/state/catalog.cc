@@ -17,7 +17,7 @@ const Entry* find(const std::vector<Entry>& entries, std::string_view name) {
 
 template <class Entry>
 void sort_by_name(std::vector<Entry>& entries, std::string_view what) {
-  std::ranges::sort(entries, {}, &Entry::name);
+  if (!std::ranges::is_sorted(entries, {}, &Entry::name)) std::ranges::sort(entries, {}, &Entry::name);
   auto twice = std::ranges::adjacent_find(entries, {}, &Entry::name);
   if (twice != entries.end()) throw CorruptError("the {} {} is there twice", what, quote(twice->name));
 }

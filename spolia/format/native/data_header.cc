@@ -1,6 +1,8 @@
 #include "spolia/format/native/data_header.h"
 
+#include <deque>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -14,34 +16,44 @@ namespace {
 
 bool can_be_in_header(std::string_view name) { return is_utf8(name) && name != "__metadata__"; }
 
-/// The chunks' names in the header, all different.
-std::vector<std::string> names_of(const Catalog& catalog, std::span<const ChunkRef> chunks) {
-  struct Met {
-    uint32_t chunks = 0;
-    uint32_t named = 0;
-  };
-  std::unordered_map<uint32_t, Met> tensors;
-  for (const ChunkRef& ref : chunks) ++tensors[ref.tensor].chunks;
+/// The chunks' names in the header, all different: mostly their tensors' names, which are borrowed.
+struct ChunkNames {
+  std::vector<std::string_view> names;
+  std::deque<std::string> made;  // those that are no tensor's
+};
 
-  std::vector<std::string> names(chunks.size());
-  std::unordered_set<std::string> taken;
-  std::vector<bool> named(chunks.size());
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const std::string& name = catalog.tensors[chunks[i].tensor].name;
-    named[i] = tensors[chunks[i].tensor].chunks == 1 && can_be_in_header(name);
-    if (named[i]) taken.insert(names[i] = name);
+ChunkNames names_of(const Catalog& catalog, std::span<const ChunkRef> chunks) {
+  ChunkNames result;
+  std::vector<size_t> unnamed;
+  std::unordered_map<uint32_t, uint32_t> counts;  // of chunks, for tensors that may have several here
+  for (const ChunkRef& ref : chunks) {
+    if (catalog.tensors[ref.tensor].chunks() > 1) ++counts[ref.tensor];
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (named[i]) continue;
+    const std::string& name = catalog.tensors[chunks[i].tensor].name;
+    const auto count = counts.find(chunks[i].tensor);
+    const bool alone = count == counts.end() || count->second == 1;
+    const bool named = alone && can_be_in_header(name);
+    result.names.push_back(named ? std::string_view(name) : std::string_view());
+    if (!named) unnamed.push_back(i);
+  }
+  if (unnamed.empty()) return result;
+
+  std::unordered_set<std::string_view> taken(result.names.begin(), result.names.end());
+  std::unordered_map<uint32_t, uint32_t> named;  // chunks of each tensor
+  for (size_t i : unnamed) {
     const std::string& name = catalog.tensors[chunks[i].tensor].name;
     std::string before = can_be_in_header(name) ? name : fmt::format("tensor {}", chunks[i].tensor);
-    const uint32_t number = ++tensors[chunks[i].tensor].named;
+    const uint32_t number = ++named[chunks[i].tensor];
+    std::string made;
     do {
       before += '#';
-      names[i] = fmt::format("{}{}", before, number);
-    } while (!taken.insert(names[i]).second);
+      made = fmt::format("{}{}", before, number);
+    } while (taken.contains(made));
+    result.names[i] = result.made.emplace_back(std::move(made));
+    taken.insert(result.names[i]);
   }
-  return names;
+  return result;
 }
 
 /// How a chunk is called in safetensors.
@@ -64,13 +76,14 @@ Form form_of(const TensorEntry& tensor, size_t chunk) {
 }  // namespace
 
 SafetensorsLayout lay_out_data_file(const Catalog& catalog, std::span<const ChunkRef> chunks) {
-  const std::vector<std::string> names = names_of(catalog, chunks);
+  const ChunkNames names = names_of(catalog, chunks);
   std::vector<Form> forms;
   forms.reserve(chunks.size());
   for (const ChunkRef& ref : chunks) forms.push_back(form_of(catalog.tensors[ref.tensor], ref.chunk));
   std::vector<SafetensorsSpec> specs;
   specs.reserve(chunks.size());
-  for (size_t i = 0; i < chunks.size(); ++i) specs.push_back({names[i], forms[i].dtype, forms[i].shape});
+  for (size_t i = 0; i < chunks.size(); ++i)
+    specs.push_back({names.names[i], forms[i].dtype, forms[i].shape});
   return lay_out_safetensors(specs);
 }
 

@@ -354,6 +354,13 @@ void check_file_names(const Manifest& manifest, std::string_view file) {
 }  // namespace
 
 std::string write_manifest(const Manifest& manifest) {
+  std::string text;
+  write_manifest(manifest, [&](std::string_view piece) { text += piece; });
+  return text;
+}
+
+void write_manifest(const Manifest& manifest, const std::function<void(std::string_view)>& write) {
+  constexpr size_t kPieceBytes = size_t{1} << 20;
   std::string out;
   append_start(out, kManifestFormat);
   if (manifest.block_bytes > 0) append(out, ",\n\"block_bytes\": {}", manifest.block_bytes);
@@ -363,10 +370,14 @@ std::string write_manifest(const Manifest& manifest) {
     append_file(out, part.file);
     out += '}';
   });
-  append_lines(out, "tensors", manifest.tensors, [&](const auto& tensor) { append_tensor(out, tensor); });
+  append_lines(out, "tensors", manifest.tensors, [&](const auto& tensor) {
+    append_tensor(out, tensor);
+    if (out.size() < kPieceBytes) return;
+    write(out);
+    out.clear();
+  });
   append_lines(out, "values", manifest.values, [&](const auto& value) { append_value(out, value); });
-  out += "\n}\n";
-  return out;
+  write(out + "\n}\n");
 }
 
 std::string write_part(const PartFile& part) {

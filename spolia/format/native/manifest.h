@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -82,6 +83,8 @@ struct PartFile {
 /// The text of a file, a line a record; equal arguments give equal bytes. InvalidArgumentError for a value
 /// that can_tag() refuses.
 std::string write_manifest(const Manifest& manifest);
+/// The same handed on in pieces, for it may be large.
+void write_manifest(const Manifest& manifest, const std::function<void(std::string_view)>& write);
 std::string write_part(const PartFile& part);
 
 /// The reverse; `file` is the file's name, for messages. UnsupportedError for a version or a dtype that is

@@ -76,10 +76,12 @@ class SpoliaTarget final : public Target {
 
   std::vector<std::string> finish(const Source& source, const BlockChecksums& checksums,
                                   std::span<OutputFile* const> files, OutputFolder& folder) const override {
-    Manifest manifest = describe_tensors();
+    std::vector<Manifest::Part> parts;
     for (size_t f = 0; f < data_files_.size(); ++f) {
-      manifest.parts.push_back({data_files_[f].writer, write_part_of(f, checksums, *files[f], folder)});
+      parts.push_back({data_files_[f].writer, write_part_of(f, checksums, *files[f], folder)});
     }
+    Manifest manifest = describe_tensors();
+    manifest.parts = std::move(parts);
     std::vector<std::string> left_out;
     size_t archives = 0;
     for (const TargetValue& value : values_) {
@@ -89,7 +91,12 @@ class SpoliaTarget final : public Target {
         left_out.push_back(value.name);
       }
     }
-    write_file(folder, kSpoliaManifest, bytes_of(write_manifest(manifest)));
+    OutputFile& file = folder.create(kSpoliaManifest);
+    int64_t written = 0;
+    write_manifest(manifest, [&](std::string_view piece) {
+      file.write(written, bytes_of(piece));
+      written += std::ssize(piece);
+    });
     return left_out;
   }
 
@@ -145,6 +152,7 @@ class SpoliaTarget final : public Target {
   Manifest describe_tensors() const {
     Manifest manifest;
     manifest.block_bytes = checksum_block();
+    manifest.tensors.reserve(catalog_.tensors.size());
     std::map<const Layout*, std::string> texts;
     std::map<std::string_view, uint32_t> numbers;  // of the texts
     for (const TensorEntry& entry : catalog_.tensors) {
@@ -168,11 +176,14 @@ class SpoliaTarget final : public Target {
   HashedFile write_part_of(size_t f, const BlockChecksums& checksums, OutputFile& file,
                            OutputFolder& folder) const {
     const DataFile& data = data_files_[f];
-    // Made a second time: kept, the headers of all files would take as much memory as the catalog.
-    const std::string header = lay_out_data_file(catalog_, data.chunks).header;
-    file.write(0, bytes_of(header));
-    PartFile part{catalog_.files[f], data.bytes, std::ssize(header), std::nullopt, {}};
-    if (checksums_) part.header_crc = crc32(0, bytes_of(header));
+    PartFile part{catalog_.files[f], data.bytes, 0, std::nullopt, {}};
+    {
+      // Made a second time: kept, the headers of all files would take as much memory as the catalog.
+      const std::string header = lay_out_data_file(catalog_, data.chunks).header;
+      file.write(0, bytes_of(header));
+      part.header_bytes = std::ssize(header);
+      if (checksums_) part.header_crc = crc32(0, bytes_of(header));
+    }
     part.chunks.reserve(data.chunks.size());
     for (const ChunkRef& ref : data.chunks) part.chunks.push_back(describe(ref, checksums));
     return write_file(folder, fmt::format("part-{:05}.json", data.writer), bytes_of(write_part(part)));

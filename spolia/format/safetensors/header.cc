@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
 #include "spolia/format/json_reader.h"
+#include "spolia/format/json_text.h"
 #include "spolia/format/tensor_size.h"
 
 namespace spolia {
@@ -246,8 +248,6 @@ void check_writable(const SafetensorsSpec& tensor) {
   }
 }
 
-std::string json_string(std::string_view text) { return nlohmann::json(text).dump(); }
-
 std::string metadata_json(const SafetensorsMetadata& metadata) {
   std::string out;
   for (const auto& [key, value] : metadata) {
@@ -306,28 +306,27 @@ SafetensorsLayout lay_out_safetensors(std::span<const SafetensorsSpec> tensors,
   }
   SafetensorsLayout layout;
   layout.offsets.reserve(tensors.size());
-  std::string json = "{" + metadata_json(metadata);
+  std::string& header = layout.header;
+  header = std::string(kLengthBytes, '\0') + "{" + metadata_json(metadata);
   int64_t end = 0;
   for (const SafetensorsSpec& tensor : tensors) {
     check_writable(tensor);
     int64_t begin = end;
     end = checked_add(begin, byte_size(tensor.dtype, tensor.shape), "the size of a safetensors file");
     layout.offsets.push_back(begin);
-    json +=
-        fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_string(tensor.name),
-                    info(tensor.dtype).safetensors, fmt::join(shape_in_file(tensor), ","), begin, end);
+    fmt::format_to(std::back_inserter(header), R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                   json_string(tensor.name), info(tensor.dtype).safetensors,
+                   fmt::join(shape_in_file(tensor), ","), begin, end);
   }
-  json += '}';
-  json.resize(static_cast<size_t>(align_up(static_cast<int64_t>(json.size()), 8)), ' ');
-  uint64_t length = json.size();
+  header += '}';
+  header.resize(static_cast<size_t>(align_up(std::ssize(header), 8)), ' ');
+  const uint64_t length = header.size() - kLengthBytes;
   if (length > uint64_t{kMaxSafetensorsHeaderBytes}) {
     throw UnsupportedError(
         "a safetensors header of {} bytes; at most {} are allowed: use more, smaller files", length,
         kMaxSafetensorsHeaderBytes);
   }
-  layout.header.resize(sizeof(length));
-  std::memcpy(layout.header.data(), &length, sizeof(length));
-  layout.header += json;
+  std::memcpy(header.data(), &length, sizeof(length));
   int64_t data_start = static_cast<int64_t>(layout.header.size());
   for (int64_t& offset : layout.offsets) offset += data_start;
   layout.file_size = checked_add(data_start, end, "the size of a safetensors file");

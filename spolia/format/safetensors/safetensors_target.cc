@@ -9,7 +9,7 @@ namespace {
 class SafetensorsTarget final : public Target {
  public:
   SafetensorsTarget(HuggingFaceFolder folder, std::vector<TargetValue> values)
-      : headers_(std::move(folder.headers)), index_(std::move(folder.index)), values_(std::move(values)) {
+      : headers_(std::move(folder.headers)), values_(std::move(values)) {
     catalog_ = std::move(folder.catalog);
     order_ = std::move(folder.order);
   }
@@ -23,26 +23,26 @@ class SafetensorsTarget final : public Target {
   std::vector<std::string> finish(const Source&, const BlockChecksums&, std::span<OutputFile* const> files,
                                   OutputFolder& folder) const override {
     for (size_t f = 0; f < files.size(); ++f) files[f]->write(0, bytes_of(headers_[f]));
-    folder.create(kHuggingFaceIndex).write(0, bytes_of(index_));
+    OutputFile& index = folder.create(kHuggingFaceIndex);
+    int64_t written = 0;
+    write_hugging_face_index(catalog_, [&](std::string_view piece) {
+      index.write(written, bytes_of(piece));
+      written += std::ssize(piece);
+    });
     return left_out();
   }
 
  private:
   std::vector<std::string> headers_;
-  std::string index_;
   std::vector<TargetValue> values_;
 };
 
 }  // namespace
 
 std::unique_ptr<Target> make_safetensors_target(TargetContents contents, int64_t max_shard_bytes) {
-  std::vector<SafetensorsSpec> specs;
-  for (size_t t : contents.order) {
-    const TensorEntry& tensor = contents.catalog.tensors[t];
-    specs.push_back({tensor.name, tensor.dtype, tensor.shape});
-  }
-  return std::make_unique<SafetensorsTarget>(lay_out_hugging_face_folder(specs, max_shard_bytes),
-                                             std::move(contents.values));
+  HuggingFaceFolder folder =
+      lay_out_hugging_face_folder(std::move(contents.catalog), contents.order, max_shard_bytes);
+  return std::make_unique<SafetensorsTarget>(std::move(folder), std::move(contents.values));
 }
 
 }  // namespace spolia

@@ -60,9 +60,8 @@ NaturalForm natural_form(std::string_view module, std::string_view name) {
   return kNoForm;
 }
 
-/// The memo, for the entries that the pickle fetches at all: indices are marked first, then 64 neighbours
-/// have slots if one of them was marked. Real indices count up from 0 (or 1), so they are below the pickle's
-/// size.
+/// The memo, for the entries that the pickle fetches at all: indices are marked first, then those that were
+/// have slots. Real indices count up from 0 (or 1), so they are below the pickle's size.
 class Memo {
  public:
   explicit Memo(size_t pickle_size) : limit_(pickle_size) {}
@@ -78,7 +77,7 @@ class Memo {
     size_t slots = 0;
     for (uint64_t word : marks_) {
       first_slots_.push_back(slots);
-      if (word != 0) slots += 64;
+      slots += static_cast<size_t>(std::popcount(word));
     }
     slots_.resize(slots);
   }
@@ -96,8 +95,11 @@ class Memo {
   }
 
  private:
+  /// Precondition: the index was marked.
   size_t slot(int64_t index) const {
-    return first_slots_[static_cast<size_t>(index) / 64] + static_cast<size_t>(index) % 64;
+    const size_t word = static_cast<size_t>(index) / 64;
+    const uint64_t before = marks_[word] & ((uint64_t{1} << (index % 64)) - 1);
+    return first_slots_[word] + static_cast<size_t>(std::popcount(before));
   }
 
   size_t limit_;
@@ -694,12 +696,12 @@ void Machine::pay_for_copies(size_t count) {
   copies_left_ -= count;
 }
 
-Result read(Heap& heap, std::span<const std::byte> bytes, std::string_view where, Hooks* hooks) {
+Result read(Heap& heap, std::span<const std::byte> bytes, const Where& where, Hooks* hooks) {
   Machine machine(heap, bytes, hooks);
   try {
     return machine.run();
   } catch (const Error& error) {
-    rethrow_with_context(error, fmt::format("{}, byte {} of the pickle", where, machine.offset()));
+    rethrow_with_context(error, fmt::format("{}, byte {} of the pickle", where(), machine.offset()));
   }
 }
 

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -229,7 +230,10 @@ struct Result {
   size_t end = 0;  // bytes read: the pickle may stand at the start of something longer
 };
 
-/// Runs the pickle at the start of `bytes`. `where` says in messages where it is ("/ckpt/.metadata").
+/// Says where a pickle is, "/ckpt/.metadata"; asked only for a message.
+using Where = std::function<std::string()>;
+
+/// Runs the pickle at the start of `bytes`.
 ///
 /// Without hooks these have their natural form: OrderedDict, defaultdict, dict -> dict (attributes
 /// that BUILD sets on one are dropped); list, tuple, set, frozenset; bytes, bytearray and _codecs.encode ->
@@ -240,7 +244,12 @@ struct Result {
 /// set, a value of the wrong kind. UnsupportedError for protocols above 5, extension registries and
 /// out-of-band buffers, integers of more than 512 bytes, and calls that copy more than the pickle holds. All
 /// name `where` and the offset.
-Result read(Heap& heap, std::span<const std::byte> bytes, std::string_view where, Hooks* hooks = nullptr);
+Result read(Heap& heap, std::span<const std::byte> bytes, const Where& where, Hooks* hooks = nullptr);
+inline Result read(Heap& heap, std::span<const std::byte> bytes, std::string_view where,
+                   Hooks* hooks = nullptr) {
+  return read(
+      heap, bytes, [&] { return std::string(where); }, hooks);
+}
 
 // Implementation of what must be fast.
 

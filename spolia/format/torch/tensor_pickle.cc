@@ -310,7 +310,8 @@ const Dims& PickledTensor::global_shape() const { return spec == nullptr ? shape
 
 TensorPickle::TensorPickle(const TorchArchive& archive) : archive_(archive), bytes_(archive.pickle()) {
   Reader reader(*this);
-  root_ = pickle::read(heap_, bytes_, where() + ", data.pkl", &reader).root;
+  const pickle::Where in_archive = [this] { return where() + ", data.pkl"; };
+  root_ = pickle::read(heap_, bytes_, in_archive, &reader).root;
 }
 
 TensorPickle::~TensorPickle() = default;
