@@ -53,8 +53,9 @@ void rethrow_with_context(const Error& error, std::string_view context) {
     case ErrorKind::kCancelled:
       throw CancelledError("{}", message);
     case ErrorKind::kTimeout:
+      throw TimeoutError("{}", message);
     case ErrorKind::kPeerFailed:
-      break;
+      throw PeerFailedError("{}", message);
   }
   throw Error(error.kind(), message);
 }

@@ -51,6 +51,8 @@ using CorruptError = ErrorOf<ErrorKind::kCorrupt>;
 using UnsupportedError = ErrorOf<ErrorKind::kUnsupported>;
 using MismatchError = ErrorOf<ErrorKind::kMismatch>;
 using IoError = ErrorOf<ErrorKind::kIo>;
+using TimeoutError = ErrorOf<ErrorKind::kTimeout>;
+using PeerFailedError = ErrorOf<ErrorKind::kPeerFailed>;
 using CancelledError = ErrorOf<ErrorKind::kCancelled>;
 
 /// Throws an IoError (NotFoundError for ENOENT) "WHAT: <reason of error_number>".

@@ -1,0 +1,52 @@
+// What an operation comes down to once all its ranks have arrived: bytes from some memory to some other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "spolia/base/inline_vector.h"
+#include "spolia/comm/collective.h"
+
+namespace spolia {
+
+/// A run of bytes that lands in one place or several: one source copied, or several reduced in their order.
+struct Move {
+  InlineVector<const std::byte*, 4> from;
+  InlineVector<std::byte*, 4> to;
+  int64_t bytes = 0;
+};
+
+/// The moves of an operation, from what each place asks for; of one between two: the sender, the receiver.
+/// None of them is empty, and what would be copied onto itself is left out. Precondition: the places agree.
+std::vector<Move> moves_of(std::span<const Collective> asked);
+
+/// The moves of an operation, cut into pieces that any number of threads carry out together.
+class Pieces {
+ public:
+  Pieces() = default;
+  Pieces(std::vector<Move> moves, DType dtype, ReduceOp op);
+
+  bool empty() const { return count_ == 0; }
+  /// Bytes that are written, all targets together.
+  int64_t bytes_written() const { return bytes_written_; }
+
+  enum class Step { kNothingLeft, kDone, kDoneTheLast };
+  /// Carries out a piece that no other thread has taken. kDoneTheLast where all pieces are done with it. What
+  /// any thread wrote is visible to whoever got kDoneTheLast.
+  Step carry_out_one() noexcept;
+
+ private:
+  std::vector<Move> moves_;
+  std::vector<int64_t> first_piece_;  // of each move
+  DType dtype_ = DType::kUInt8;
+  ReduceOp op_ = ReduceOp::kSum;
+  int64_t bytes_written_ = 0;
+  int64_t count_ = 0;
+  std::atomic<int64_t> taken_{0};
+  std::atomic<int64_t> done_{0};
+};
+
+}  // namespace spolia
