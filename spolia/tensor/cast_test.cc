@@ -314,5 +314,12 @@ RC_GTEST_PROP(CastStrided, EqualsOneElementAtATime, ()) {
   RC_ASSERT(dst == expected);
 }
 
+TEST(Cast, NoElementsNeedNoMemory) {
+  for (DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    EXPECT_NO_THROW(cast(dtype, nullptr, dtype, nullptr, 0));
+    EXPECT_NO_THROW(cast(DType::kFloat64, nullptr, dtype, nullptr, 0));
+  }
+}
+
 }  // namespace
 }  // namespace spolia
