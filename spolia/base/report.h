@@ -18,9 +18,9 @@ struct Report {
   int64_t decoders_reopened = 0;          // compressed items decoded again, as memory kept too few open
   int64_t bytes_written = 0;
   int64_t tensors = 0;
-  int64_t crcs_checked = 0;        // stored checksums that were compared
-  int64_t crcs_absent = 0;         // payloads that carry no checksum
-  int64_t buffer_bytes = 0;        // what the executor's buffers held at most
+  int64_t crcs_checked = 0;           // stored checksums that were compared
+  int64_t crcs_absent = 0;            // payloads that carry no checksum
+  int64_t buffer_bytes = 0;           // what the executor's buffers held at most
   std::vector<std::string> left_out;  // names of values that the format written cannot hold
   std::vector<std::string> notes;     // things a person should know
 };

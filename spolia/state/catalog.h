@@ -42,8 +42,8 @@ struct TensorEntry {
   bool requires_grad = false;
   MemoryFormat memory_format = MemoryFormat::kContiguous;
   KeyPath path;  // where the format records it; else empty
-  /// How ranks share the tensor, where that is known: the chunks are then the boxes of its ranks, each of them
-  /// written by one of the ranks that hold it, number `replica` of Layout::replicas().
+  /// How ranks share the tensor, where that is known: the chunks are then the boxes of its ranks, each of
+  /// them written by one of the ranks that hold it, number `replica` of Layout::replicas().
   std::shared_ptr<const Layout> layout;
   uint32_t replica = 0;
 
