@@ -1,5 +1,6 @@
 # spolia_module(NAME USES LIB...): the room spolia/NAME as the library spolia_NAME.
-# Files ending in _test.cc become the test binary NAME_test, those in _bench.cc the binary NAME_bench.
+# Files ending in _test.cc become the test binary NAME_test, those in _bench.cc the binary NAME_bench; those in
+# _plugin.cc are libraries of their own (cmake/plugins.cmake).
 if(SPOLIA_TESTS)
   enable_testing()
   include(GoogleTest)
@@ -23,7 +24,7 @@ function(spolia_module name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   file(GLOB_RECURSE tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
   file(GLOB_RECURSE benches CONFIGURE_DEPENDS ${dir}/*_bench.cc)
-  list(FILTER sources EXCLUDE REGEX "_(test|bench)\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_(test|bench|plugin)\\.cc$")
   if(sources)
     add_library(spolia_${name} STATIC ${sources})
     set(scope PUBLIC)
