@@ -12,6 +12,7 @@
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/convert.h"
 #include "spolia/checkpoint/digest.h"
+#include "spolia/checkpoint/testing_cases.h"
 #include "spolia/checkpoint/verify.h"
 #include "spolia/store/memory_store.h"
 
@@ -19,22 +20,6 @@ namespace spolia {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Every case that PyTorch wrote: SPOLIA_TEST_DATA/torch-X/CASE.
-std::vector<fs::path> all_cases() {
-  std::set<fs::path> cases;
-  for (const auto& version : fs::directory_iterator(SPOLIA_TEST_DATA)) {
-    if (!version.path().filename().string().starts_with("torch-")) continue;
-    for (const auto& c : fs::directory_iterator(version)) cases.insert(c.path());
-  }
-  return {cases.begin(), cases.end()};
-}
-
-std::string name_of_case(const testing::TestParamInfo<fs::path>& param) {
-  std::string name = param.param.parent_path().filename().string() + "_" + param.param.filename().string();
-  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-  return name;
-}
 
 /// Small random numbers, the same for the same seed.
 class Dice {

@@ -12,6 +12,7 @@
 #include "spolia/base/error.h"
 #include "spolia/base/hash.h"
 #include "spolia/checkpoint/digest.h"
+#include "spolia/checkpoint/testing_cases.h"
 #include "spolia/checkpoint/verify.h"
 #include "spolia/format/safetensors/header.h"
 #include "spolia/store/fault_store.h"
@@ -23,16 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr PlanOptions kSmall{kLeastMemory, 2};
-
-/// Every case that PyTorch wrote: SPOLIA_TEST_DATA/torch-X/CASE.
-std::vector<fs::path> all_cases() {
-  std::set<fs::path> cases;
-  for (const auto& version : fs::directory_iterator(SPOLIA_TEST_DATA)) {
-    if (!version.path().filename().string().starts_with("torch-")) continue;
-    for (const auto& c : fs::directory_iterator(version)) cases.insert(c.path());
-  }
-  return {cases.begin(), cases.end()};
-}
 
 nlohmann::json expected_of(const fs::path& c) {
   return nlohmann::json::parse(std::ifstream(c / "expected.json"))["tensors"];
@@ -74,11 +65,7 @@ TEST_P(RealCheckpoint, SurvivesConversionToSafetensors) {
   EXPECT_EQ(digests_of(*open_source(store, "/out")), expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(ByPyTorch, RealCheckpoint, testing::ValuesIn(all_cases()), [](const auto& param) {
-  std::string name = param.param.parent_path().filename().string() + "_" + param.param.filename().string();
-  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(ByPyTorch, RealCheckpoint, testing::ValuesIn(all_cases()), name_of_case);
 
 fs::path fsdp2_4() { return fs::path(SPOLIA_TEST_DATA) / "torch-2.14/fsdp2-4/checkpoint"; }
 
