@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "spolia/base/error.h"
+#include "spolia/comm/agree.h"
 #include "spolia/comm/mpi/mpi_backend.h"
 #include "spolia/comm/plugin.h"
 
@@ -83,16 +84,6 @@ class MpiWorld final : public World {
   std::vector<int64_t> hosts_;
 };
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "an unknown exception";
-  }
-}
-
 /// How a rank's run ended, for the others: how much an error is another rank's doing (the least comes first).
 struct Outcome {
   static constexpr int64_t kFine = 3;
@@ -163,7 +154,7 @@ void MpiJob::run(const std::function<void(World& world)>& body, const LaunchOpti
       body(world);
     } catch (...) {
       engine_->break_groups_from(first_id,
-                                 fmt::format("rank {}: {}", rank(), message_of(std::current_exception())));
+                                 fmt::format("rank {}: {}", rank(), text_of(std::current_exception())));
       throw;
     }
   } catch (...) {
@@ -176,7 +167,7 @@ void MpiJob::run(const std::function<void(World& world)>& body, const LaunchOpti
 /// Throws the error of the rank that is most to blame, on all ranks.
 void MpiJob::end_together(const std::exception_ptr& own) {
   if (own) lobby_->set_timeout(patience_);
-  const std::string message = own ? message_of(own) : std::string();
+  const std::string message = own ? text_of(own) : std::string();
   Outcome outcome = outcome_of(own, message);
   std::vector<Outcome> outcomes(static_cast<size_t>(size()));
   std::string said;
