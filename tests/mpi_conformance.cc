@@ -1,7 +1,10 @@
-// What every backend has to do (spolia/comm/testing_*.h), each rank a process: run under mpirun. Rank 0
-// reports.
+// What every backend has to do (spolia/comm/testing_*.h), and what is built upon groups (mpi_programs.h),
+// each rank a process: run under mpirun. Rank 0 reports.
 //
-// usage: mpi_conformance [--slow] [WORD]: the cases whose name contains WORD, all unless told.
+// usage: mpi_conformance [--slow] [--hosts N] [WORD]: the cases whose name contains WORD, all unless told.
+// With
+// --hosts, that the ranks are on so many.
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -11,6 +14,7 @@
 #include "spolia/comm/testing_conformance.h"
 #include "spolia/comm/testing_failures.h"
 #include "spolia/comm/testing_programs.h"
+#include "tests/mpi_programs.h"
 
 namespace {
 
@@ -63,22 +67,45 @@ void large_counts(World& world) {
   if (world.rank() < 2) require_marks(2);
 }
 
-std::vector<Case> all_cases(int ranks, bool slow) {
+struct Options {
+  bool slow = false;
+  int64_t hosts = 0;  // that there have to be; 0: as many as there are
+  std::string word;   // in the names of the cases
+};
+
+std::vector<Case> all_cases(int ranks, const Options& options) {
   std::vector<Case> cases;
+  if (options.hosts > 0) {
+    cases.push_back({"Hosts", [hosts = options.hosts](MpiJob& job) {
+                       job.run([&](World& world) {
+                         const int64_t last = std::ranges::max(world.hosts());
+                         require(last + 1 == hosts, "there are {} hosts", last + 1);
+                       });
+                     }});
+  }
   for (const ConformanceCase& one : conformance_cases())
     cases.push_back({"Conformance/" + one.name, [one](MpiJob& job) { job.run(one.run); }});
   if (ranks > 1) {
     for (const FailureCase& one : failure_cases())
       cases.push_back({"Failure/" + one.name, [one](MpiJob& job) { run_failure(job, one); }});
   }
-  for (uint32_t seed = 1; seed < (slow ? 100u : 8u); ++seed) {
+  for (uint32_t seed = 1; seed < (options.slow ? 100u : 8u); ++seed) {
     cases.push_back({fmt::format("Program/{}", seed), [ranks, seed](MpiJob& job) {
                        const RandomProgram program(ranks, seed);
                        job.run([&](World& world) { program.run(world); });
                      }});
+    const std::pair<const char*, void (*)(World&, uint32_t)> built[] = {
+        {"Registry", run_registry_program},
+        {"Batches", run_batches_program},
+        {"Hierarchical", run_hierarchical_program}};
+    for (const auto& [name, run] : built) {
+      cases.push_back({fmt::format("{}/{}", name, seed),
+                       [run, seed](MpiJob& job) { job.run([&](World& world) { run(world, seed); }); }});
+    }
   }
   // 2 GiB a rank.
-  if (slow && ranks == 2) cases.push_back({"LargeCounts", [](MpiJob& job) { job.run(large_counts); }});
+  if (options.slow && ranks == 2)
+    cases.push_back({"LargeCounts", [](MpiJob& job) { job.run(large_counts); }});
   return cases;
 }
 
@@ -103,10 +130,10 @@ std::string gather_complaints(MpiJob& job, const std::string& own) {
   return all;
 }
 
-int run_cases(MpiJob& job, const std::string& word, bool slow) {
+int run_cases(MpiJob& job, const Options& options) {
   int failed = 0, ran = 0;
-  for (const Case& one : all_cases(static_cast<int>(job.size()), slow)) {
-    if (one.name.find(word) == std::string::npos) continue;
+  for (const Case& one : all_cases(static_cast<int>(job.size()), options)) {
+    if (one.name.find(options.word) == std::string::npos) continue;
     ++ran;
     std::string complaint;
     const auto begin = std::chrono::steady_clock::now();
@@ -130,19 +157,20 @@ int run_cases(MpiJob& job, const std::string& word, bool slow) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  std::string word;
-  bool slow = false;
+  Options options;
   for (int i = 1; i < count; ++i) {
     const std::string argument = arguments[i];
     if (argument == "--slow") {
-      slow = true;
+      options.slow = true;
+    } else if (argument == "--hosts" && i + 1 < count) {
+      options.hosts = std::stoll(arguments[++i]);
     } else {
-      word = argument;
+      options.word = argument;
     }
   }
   try {
     MpiJob job;
-    return run_cases(job, word, slow);
+    return run_cases(job, options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "mpi_conformance: %s\n", error.what());
     return 2;

@@ -26,16 +26,11 @@ struct Failure {
 /// Longer messages are cut: every rank holds those of all.
 constexpr size_t kMessageBytes = size_t{16} << 10;
 
-int suffering(ErrorKind kind) {
-  if (kind == ErrorKind::kPeerFailed) return 2;
-  return kind == ErrorKind::kTimeout ? 1 : 0;
-}
-
 Failure failure_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
-    return {known.kind(), suffering(known.kind()), known.what()};
+    return {known.kind(), suffering(error), known.what()};
   } catch (const std::bad_alloc&) {
     return {ErrorKind::kIo, 0, "not enough memory"};
   } catch (...) {
@@ -92,6 +87,16 @@ std::string text_of(const std::exception_ptr& error) {
     return exception.what();
   } catch (...) {
     return "an unknown exception";
+  }
+}
+
+int suffering(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.kind() == ErrorKind::kPeerFailed ? 2 : known.kind() == ErrorKind::kTimeout;
+  } catch (...) {
+    return 0;
   }
 }
 

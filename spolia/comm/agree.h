@@ -30,4 +30,8 @@ void require_equal(Group& group, std::string_view what, std::string_view value);
 /// What any exception says of itself. Precondition: there is one.
 std::string text_of(const std::exception_ptr& error);
 
+/// How much an error is another rank's doing: 2 for a PeerFailedError, 1 for a TimeoutError, 0 for all else.
+/// Of several ranks' errors the one with the least is told. Precondition: there is one.
+int suffering(const std::exception_ptr& error);
+
 }  // namespace spolia

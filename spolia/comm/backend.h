@@ -7,12 +7,16 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "spolia/comm/collective.h"
 
 namespace spolia {
 
 using Deadline = std::chrono::steady_clock::time_point;
+
+/// Bytes that lie in several places, one run after the other.
+using Runs = std::vector<std::span<std::byte>>;
 
 /// A started operation. Used by whoever uses its group.
 class Work {
@@ -42,11 +46,20 @@ class GroupBackend {
 
   /// Whether it moves the memory of this device.
   virtual bool reaches(Device device) const = 0;
+  /// A device whose memory it moves: where to put what this group is to move.
+  virtual Device device() const { return {}; }
 
   /// Starts the next operation. Its buffers are the operation's until it has landed. MismatchError where
   /// others have found already that this operation does not suit theirs; PeerFailedError where the group is
   /// broken. Precondition: it passes check() (collective.h), and the device is reached.
   virtual std::unique_ptr<Work> start(const Collective& collective) = 0;
+
+  /// Whether start_in_runs() is there.
+  virtual bool takes_runs() const { return false; }
+  /// start() of a broadcast whose bytes lie in runs on this rank, none of them empty. The collective's buffer
+  /// is as long as they are together, and stands for them: only its size is looked at. How the bytes lie is
+  /// each rank's own affair. Precondition: takes_runs().
+  virtual std::unique_ptr<Work> start_in_runs(const Collective&, const Runs&) { return nullptr; }
 
   /// Breaks the group on all ranks that can be reached: what is pending and what comes after fails, with this
   /// reason.

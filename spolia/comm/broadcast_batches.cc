@@ -7,6 +7,7 @@
 
 #include "spolia/base/error.h"
 #include "spolia/comm/agree.h"
+#include "spolia/comm/decorators.h"
 #include "spolia/tensor/copy.h"
 
 namespace spolia {
@@ -60,12 +61,48 @@ void deal_out(std::span<const View> pieces, Buffer& buffer) {
                   [](const View& piece, const View& packed) { copy_view(piece, packed); });
 }
 
-/// All elements of the pieces, in one dim.
-View packed_view(std::span<const View> pieces, Buffer& buffer) {
+/// All elements of the pieces in one dim, from `data` on.
+View view_of_all(std::span<const View> pieces, std::byte* data) {
   int64_t elements = 0;  // no more than there are bits of memory
   for (const View& piece : pieces) elements += numel(piece.shape);
-  return dense_view(buffer.data(), pieces[0].dtype, std::span(&elements, 1));
+  return dense_view(data, pieces[0].dtype, std::span(&elements, 1));
 }
+
+/// Whether a piece is a run of its own, where there are runs. Copying a small one costs less than a run does.
+bool is_run(const View& piece) {
+  constexpr int64_t kLeastRun = 512;
+  return piece.bytes() >= kLeastRun && piece.is_dense();
+}
+
+/// Where the pieces' bytes are: those that are no runs in the buffer, one after the other.
+Runs runs_of(std::span<const View> pieces, Buffer& buffer) {
+  Runs runs;
+  std::byte* packed = buffer.data();
+  for (const View& piece : pieces) {
+    const auto bytes = static_cast<size_t>(piece.bytes());
+    std::byte* const data = is_run(piece) ? piece.data : std::exchange(packed, packed + bytes);
+    if (!runs.empty() && runs.back().data() + runs.back().size() == data) {
+      runs.back() = {runs.back().data(), runs.back().size() + bytes};
+    } else {
+      runs.emplace_back(data, bytes);
+    }
+  }
+  return runs;
+}
+
+/// A group, for one broadcast whose bytes lie in runs.
+class InRuns final : public ForwardingBackend {
+ public:
+  InRuns(GroupBackend& group, Runs runs)
+      : ForwardingBackend({std::shared_ptr<void>(), &group}), runs_(std::move(runs)) {}
+
+ private:
+  std::unique_ptr<Work> pass(const Collective& collective, const Start&) override {
+    return inner().start_in_runs(collective, runs_);
+  }
+
+  const Runs runs_;
+};
 
 }  // namespace
 
@@ -112,27 +149,39 @@ BroadcastBatches::Batch& BroadcastBatches::open_batch(Group& group, int root, DT
 }
 
 void BroadcastBatches::send(Batch batch) {
-  const int64_t bytes = batch.bytes;
-  make_room(bytes);
-  Group& group = *batch.group;
+  make_room(batch.bytes);
   try {
-    in_flight_.push_back(start(std::move(batch)));
-    bytes_in_flight_ += bytes;
+    in_flight_.push_back(start(batch));
+    bytes_in_flight_ += batch.bytes;
   } catch (...) {
-    fail(group);
+    fail(*batch.group);
   }
 }
 
-BroadcastBatches::Flight BroadcastBatches::start(Batch batch) {
-  Flight flight = {std::move(batch), {}, {}};
-  Group& group = *flight.batch.group;
-  const std::vector<View>& pieces = flight.batch.pieces;
+BroadcastBatches::Flight BroadcastBatches::start(const Batch& batch) {
+  Flight flight = {.group = batch.group, .root = batch.root, .bytes = batch.bytes, .packed = {}};
+  Group& group = *batch.group;
+  const std::vector<View>& pieces = batch.pieces;
   if (pieces.size() == 1) {
-    flight.pending = group.broadcast(pieces[0], flight.batch.root);
+    flight.pending = group.broadcast(pieces[0], batch.root);
   } else {
-    flight.buffer = take_buffer(flight.batch.bytes);
-    if (group.place() == flight.batch.root) gather(pieces, flight.buffer);
-    flight.pending = group.broadcast(packed_view(pieces, flight.buffer), flight.batch.root);
+    const bool in_runs = group.backend().takes_runs();
+    int64_t packed_bytes = 0;
+    for (const View& piece : pieces) {
+      if (in_runs && is_run(piece)) continue;
+      flight.packed.push_back(piece);
+      packed_bytes += piece.bytes();
+    }
+    if (packed_bytes > 0) flight.buffer = take_buffer(packed_bytes);
+    if (group.place() == batch.root) gather(flight.packed, flight.buffer);
+    if (in_runs) {
+      Runs runs = runs_of(pieces, flight.buffer);
+      const View all = view_of_all(pieces, runs[0].data());
+      Group once(std::make_shared<InRuns>(group.backend(), std::move(runs)), group.timeout());
+      flight.pending = once.broadcast(all, batch.root);
+    } else {
+      flight.pending = group.broadcast(view_of_all(pieces, flight.buffer.data()), batch.root);
+    }
     counts_.batched += std::ssize(pieces);
   }
   ++counts_.broadcasts;
@@ -150,8 +199,8 @@ void BroadcastBatches::make_room(int64_t bytes) {
 void BroadcastBatches::finish_oldest() {
   Flight flight = std::move(in_flight_.front());
   in_flight_.pop_front();
-  bytes_in_flight_ -= flight.batch.bytes;
-  Group& group = *flight.batch.group;
+  bytes_in_flight_ -= flight.bytes;
+  Group& group = *flight.group;
   try {
     flight.pending.wait();
   } catch (...) {
@@ -160,7 +209,7 @@ void BroadcastBatches::finish_oldest() {
     return;
   }
   if (flight.buffer.size() == 0) return;
-  if (group.place() != flight.batch.root) deal_out(flight.batch.pieces, flight.buffer);
+  if (group.place() != flight.root) deal_out(flight.packed, flight.buffer);
   give_back(std::move(flight.buffer));
 }
 

@@ -1,8 +1,9 @@
 // Small broadcasts that travel together.
 //
 // A broadcast costs its time however small it is: 512 of 64 KiB, one by one, take far longer than one of
-// 32 MiB. Pieces that go to the same group from the same rank, of one dtype, are gathered into one buffer,
-// broadcast, and dealt out where they land.
+// 32 MiB. Pieces that go to the same group from the same rank, of one dtype, travel as one broadcast. Where
+// the backend takes runs (GroupBackend::takes_runs()), dense ones that are not very small go from their place
+// to their place; the others are gathered into a buffer before, and dealt out when they have landed.
 #pragma once
 
 #include <cstdint>
@@ -67,15 +68,18 @@ class BroadcastBatches {
     int64_t bytes = 0;
   };
   struct Flight {
-    Batch batch;
-    Buffer buffer;    // the pieces, one after the other; none where there is one piece
-    Pending pending;  // goes first
+    Group* group = nullptr;
+    int root = 0;
+    int64_t bytes = 0;
+    std::vector<View> packed;  // pieces that travel through the buffer
+    Buffer buffer;             // these, one after the other
+    Pending pending;           // goes first
   };
   using Key = std::tuple<Group*, int, DType>;
 
   Batch& open_batch(Group& group, int root, DType dtype);
   void send(Batch batch);
-  Flight start(Batch batch);
+  Flight start(const Batch& batch);
   void make_room(int64_t bytes);
   void finish_oldest();
   void fail(Group& group);

@@ -52,15 +52,16 @@ class WatchedBackend final : public ForwardingBackend {
  public:
   WatchedBackend(std::shared_ptr<GroupBackend> inner, Watch& watch)
       : ForwardingBackend(std::move(inner)), watch_(watch) {}
-  std::unique_ptr<Work> start(const Collective& collective) override {
-    std::unique_ptr<Work> work = inner().start(collective);
+
+ private:
+  std::unique_ptr<Work> pass(const Collective& collective, const Start& start) override {
+    std::unique_ptr<Work> work = start();
     if (collective.kind != CollectiveKind::kBroadcast) return work;
     watch_.start(collective);
     return std::make_unique<WatchedWork>(
         std::move(work), watch_, static_cast<int64_t>(collective.send.size() + collective.receive.size()));
   }
 
- private:
   Watch& watch_;
 };
 
@@ -70,6 +71,17 @@ Decorator watching(std::vector<Watch>& watches) {
     Watch& watch = watches[static_cast<size_t>(backend->ranks()[static_cast<size_t>(backend->place())])];
     return std::make_shared<WatchedBackend>(std::move(backend), watch);
   };
+}
+
+/// Takes no runs: what it sends in batches is packed.
+class PackingBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  bool takes_runs() const override { return false; }
+};
+
+std::shared_ptr<GroupBackend> packing(std::shared_ptr<GroupBackend> backend) {
+  return std::make_shared<PackingBackend>(std::move(backend));
 }
 
 /// A piece as the test's model has it: rows that lie `pitch` bytes apart in memory, each `row` bytes.
@@ -255,8 +267,11 @@ void check_random_program() {
   const Program program = random_program();
   OperationLog log;
   std::vector<Watch> watches(static_cast<size_t>(program.ranks));
+  const int64_t some = pick(0, 4);  // ranks may pack each as it likes
+  const auto packs =
+      where([some](const GroupBackend& b) { return (b.ranks()[0] + b.place()) % 4 < some; }, packing);
   launch(program.ranks, [&](World& world) { run(program, world, log); },
-         {.decorate = chain({logging(log), watching(watches)})});
+         {.decorate = chain({logging(log), watching(watches), packs})});
   for (const Watch& watch : watches) {
     RC_ASSERT(watch.now == 0);
     RC_ASSERT(watch.most <= program.options.max_in_flight);
@@ -319,6 +334,25 @@ TEST(BroadcastBatches, ABatchOfOneIsSentFromAndToItsPlace) {
            EXPECT_EQ(batches.counts().batched, 0);
          },
          {.decorate = watching(watches)});
+}
+
+/// What the receivers get is in place when the broadcast has landed: nothing is dealt out then.
+TEST(BroadcastBatches, DensePiecesGoFromPlaceToPlace) {
+  launch(3, [](World& world) {
+    std::vector<std::byte> memory(3000, std::byte(world.rank()));
+    BroadcastBatches batches;
+    for (size_t p = 0; p < 3; ++p)
+      batches.add(*world.all(), 1, byte_view(std::span(memory).subspan(1000 * p, 900)));
+    batches.flush();
+    world.all()->barrier().wait();  // lands after the batch
+    std::vector<std::byte> expected(3000, std::byte(world.rank()));
+    for (size_t p = 0; p < 3; ++p)
+      std::fill_n(expected.begin() + 1000 * static_cast<int64_t>(p), 900, std::byte(1));
+    EXPECT_EQ(memory, expected);
+    batches.wait_all();
+    EXPECT_EQ(batches.counts().batched, 3);
+    EXPECT_EQ(batches.counts().broadcasts, 1);
+  });
 }
 
 TEST(BroadcastBatches, CanBeUsedAgainAfterAWait) {

@@ -44,6 +44,12 @@ struct Collective {
   ReduceOp op = ReduceOp::kSum;
   int peer = 0;   // of a broadcast: the root; of send and receive: the other one. A place in the group
   Device device;  // where both buffers are
+  /// What the device has to have done before the buffers are touched; stays alive, and is not recorded anew,
+  /// until the operation has landed. Backends of host memory ignore it.
+  DeviceEvent after;
+  /// The ranks meet, and what they ask for is compared, but nothing moves and no buffer is touched. So do
+  /// backends that move bytes otherwise ask a group of the host's.
+  bool meets_only = false;
   /// Empty where this rank gives, or gets, nothing. They do not overlap, except where an operation is in
   /// place: the receive buffer of an all-reduce may be `send` itself, that of a reduce-scatter this rank's
   /// part of `send`, and the send buffer of an all-gather this rank's part of `receive`.

@@ -17,12 +17,12 @@ class LoggingBackend final : public ForwardingBackend {
   LoggingBackend(std::shared_ptr<GroupBackend> inner, OperationLog& log)
       : ForwardingBackend(std::move(inner)), log_(log) {}
 
-  std::unique_ptr<Work> start(const Collective& collective) override {
+ private:
+  std::unique_ptr<Work> pass(const Collective& collective, const Start& start) override {
     log_.add(rank(), fmt::format("{} {}", list_text(ranks()), describe(collective, ranks())));
-    return inner().start(collective);
+    return start();
   }
 
- private:
   OperationLog& log_;
 };
 
@@ -34,12 +34,12 @@ class DelayingBackend final : public ForwardingBackend {
     random_.seed(seeds);
   }
 
-  std::unique_ptr<Work> start(const Collective& collective) override {
+ private:
+  std::unique_ptr<Work> pass(const Collective&, const Start& start) override {
     std::this_thread::sleep_for(microseconds(delay_(random_)));
-    return inner().start(collective);
+    return start();
   }
 
- private:
   std::mt19937_64 random_;
   std::uniform_int_distribution<int64_t> delay_;
 };
@@ -74,15 +74,15 @@ class DroppingBackend final : public ForwardingBackend {
   DroppingBackend(std::shared_ptr<GroupBackend> inner, int64_t number)
       : ForwardingBackend(std::move(inner)), number_(number) {}
 
-  std::unique_ptr<Work> start(const Collective& collective) override {
+ private:
+  std::unique_ptr<Work> pass(const Collective& collective, const Start& start) override {
     const int64_t number = started_++;
-    if (number != number_) return inner().start(collective);
+    if (number != number_) return start();
     return std::make_unique<LostWork>(
         inner(), fmt::format("{}, operation {} of the group {}, dropped by rank {}",
                              describe(collective, ranks()), number, list_text(ranks()), rank()));
   }
 
- private:
   const int64_t number_;
   int64_t started_ = 0;
 };
@@ -92,14 +92,14 @@ class DyingBackend final : public ForwardingBackend {
   DyingBackend(std::shared_ptr<GroupBackend> inner, int64_t number)
       : ForwardingBackend(std::move(inner)), number_(number) {}
 
-  std::unique_ptr<Work> start(const Collective& collective) override {
+ private:
+  std::unique_ptr<Work> pass(const Collective&, const Start& start) override {
     const int64_t number = started_++;
-    if (number < number_) return inner().start(collective);
+    if (number < number_) return start();
     throw IoError("rank {} dies at operation {} of the group {}, as it was told to", rank(), number,
                   list_text(ranks()));
   }
 
- private:
   const int64_t number_;
   int64_t started_ = 0;
 };

@@ -17,7 +17,8 @@
 
 namespace spolia {
 
-/// Forwards everything: what other decorators change is all that they say.
+/// Forwards everything: what other decorators change is all that they say. They meet whatever is started in
+/// pass(), however its bytes lie.
 class ForwardingBackend : public GroupBackend {
  public:
   explicit ForwardingBackend(std::shared_ptr<GroupBackend> inner) : inner_(std::move(inner)) {}
@@ -26,11 +27,22 @@ class ForwardingBackend : public GroupBackend {
   std::span<const int64_t> ranks() const override { return inner_->ranks(); }
   int place() const override { return inner_->place(); }
   bool reaches(Device device) const override { return inner_->reaches(device); }
-  std::unique_ptr<Work> start(const Collective& collective) override { return inner_->start(collective); }
+  Device device() const override { return inner_->device(); }
+  std::unique_ptr<Work> start(const Collective& collective) final {
+    return pass(collective, [&] { return inner_->start(collective); });
+  }
+  bool takes_runs() const override { return inner_->takes_runs(); }
+  std::unique_ptr<Work> start_in_runs(const Collective& collective, const Runs& runs) final {
+    return pass(collective, [&] { return inner_->start_in_runs(collective, runs); });
+  }
   void break_group(const std::string& reason) override { inner_->break_group(reason); }
   std::string broken() const override { return inner_->broken(); }
 
  protected:
+  /// Starts the operation on the inner backend.
+  using Start = std::function<std::unique_ptr<Work>()>;
+  virtual std::unique_ptr<Work> pass(const Collective&, const Start& start) { return start(); }
+
   int64_t rank() const { return ranks()[static_cast<size_t>(place())]; }
   GroupBackend& inner() const { return *inner_; }
 

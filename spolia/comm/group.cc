@@ -7,6 +7,7 @@
 
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
+#include "spolia/device/strided_copy.h"
 #include "spolia/tensor/copy.h"
 
 namespace spolia {
@@ -26,12 +27,6 @@ int64_t bytes_of(DType dtype, std::span<const int64_t> shape) {
   } catch (const CorruptError& error) {
     throw InvalidArgumentError("{}", error.what());
   }
-}
-
-Dims dense_strides(const ConstView& view) {
-  Dims strides = row_major_strides(view.shape);
-  for (int64_t& stride : strides) stride *= element_bytes(view.dtype);
-  return strides;
 }
 
 std::vector<int64_t> bytes_of_parts(DType dtype, std::span<const int64_t> counts) {
@@ -59,22 +54,28 @@ void check_strided(const ConstView& view, Kind kind) {
     throw UnsupportedError("{}: {} elements are packed finer than bytes and cannot lie at strides",
                            name_of(kind), name_of(view.dtype));
   }
-  if (view.device.kind != DeviceKind::kCpu) {
-    throw UnsupportedError("{}: a strided view on {}; give it dense there", name_of(kind),
-                           name_of(view.device));
+}
+
+/// On one device.
+void copy_elements(const View& to, const ConstView& from) {
+  const int64_t element = element_bytes(to.dtype);
+  if (to.device == Device{}) {
+    return copy_strided(to.shape, element, to.data, to.strides, from.data, from.strides);
   }
+  copy_strided_on(backend_of(to.device), to.shape, element, to.data, to.strides, from.data, from.strides);
 }
 
 }  // namespace
 
 /// An operation with what it borrows and owns.
 struct Pending::State {
-  State(Kind kind, DType dtype, Device device) {
+  State(Kind kind, DType dtype, Device device, DeviceEvent after = {}) {
     collective.kind = kind;
     collective.dtype = dtype;
     collective.device = device;
+    collective.after = after;
   }
-  State(Kind kind, const ConstView& view) : State(kind, view.dtype, view.device) {}
+  State(Kind kind, const ConstView& view, DeviceEvent after) : State(kind, view.dtype, view.device, after) {}
 
   void set_send(const ConstView& view);
   void set_receive(const View& view);
@@ -119,10 +120,10 @@ void Pending::State::set_send(const ConstView& view) {
     return;
   }
   check_strided(view, collective.kind);
-  packed = Buffer(bytes);
-  copy_strided(view.shape, element_bytes(view.dtype), packed.data(), dense_strides(view), view.data,
-               view.strides);
-  collective.send = packed.bytes();
+  packed = Buffer(bytes, view.device);
+  backend_of(view.device).wait_for(collective.after);
+  copy_elements(dense_view(packed.data(), view.dtype, view.shape, view.device), view);
+  collective.send = {packed.data(), static_cast<size_t>(bytes)};
 }
 
 void Pending::State::set_receive(const View& view) {
@@ -139,15 +140,15 @@ void Pending::State::set_receive(const View& view) {
                                  name_of(collective.kind));
     }
   }
-  staged = Buffer(bytes);
+  staged = Buffer(bytes, view.device);
   target = view;
-  collective.receive = staged.bytes();
+  collective.receive = {staged.data(), static_cast<size_t>(bytes)};
 }
 
 void Pending::State::finish() {
   if (!target) return;
-  copy_strided(target->shape, element_bytes(target->dtype), target->data, target->strides, staged.data(),
-               dense_strides(*target));
+  copy_elements(*target,
+                dense_view<const std::byte>(staged.data(), target->dtype, target->shape, target->device));
 }
 
 Pending::Pending() = default;
@@ -208,12 +209,18 @@ int Group::place_of(int64_t rank) const {
   return static_cast<int>(at - ranks().begin());
 }
 
+/// An operation that does not touch anything yet.
+std::unique_ptr<Pending::State> Group::prepare(CollectiveKind kind, const ConstView& view,
+                                               DeviceEvent after) const {
+  if (!backend_->reaches(view.device)) {
+    throw UnsupportedError("{}: the {} backend does not reach memory on {}", name_of(kind), backend_->name(),
+                           name_of(view.device));
+  }
+  return std::make_unique<Pending::State>(kind, view, after);
+}
+
 Pending Group::start(std::unique_ptr<Pending::State> operation) {
   const Collective& collective = operation->collective;
-  if (!backend_->reaches(collective.device)) {
-    throw UnsupportedError("{}: the {} backend does not reach memory on {}", name_of(collective.kind),
-                           backend_->name(), name_of(collective.device));
-  }
   check(collective, place(), ranks());
   operation->timeout = timeout_;
   operation->backend = backend_;
@@ -222,11 +229,11 @@ Pending Group::start(std::unique_ptr<Pending::State> operation) {
 }
 
 Pending Group::barrier() {
-  return start(std::make_unique<Pending::State>(Kind::kBarrier, DType::kUInt8, Device{}));
+  return start(std::make_unique<Pending::State>(Kind::kBarrier, DType::kUInt8, device()));
 }
 
-Pending Group::broadcast(const View& buffer, int root) {
-  auto operation = std::make_unique<Pending::State>(Kind::kBroadcast, buffer);
+Pending Group::broadcast(const View& buffer, int root, DeviceEvent after) {
+  auto operation = prepare(Kind::kBroadcast, buffer, after);
   operation->collective.peer = root;
   if (place() == root) {
     operation->set_send(buffer);
@@ -236,29 +243,30 @@ Pending Group::broadcast(const View& buffer, int root) {
   return start(std::move(operation));
 }
 
-Pending Group::all_gather(const ConstView& piece, const View& all) {
+Pending Group::all_gather(const ConstView& piece, const View& all, DeviceEvent after) {
   Dims stacked = {size()};
   for (int64_t dim : piece.shape) stacked.push_back(dim);
   check_shape(all, stacked, Kind::kAllGather);
-  auto operation = std::make_unique<Pending::State>(Kind::kAllGather, piece);
+  auto operation = prepare(Kind::kAllGather, piece, after);
   operation->set_send(piece);
   operation->set_receive(all);
   operation->collective.receive_bytes.assign(static_cast<size_t>(size()), bytes_of(piece.dtype, piece.shape));
   return start(std::move(operation));
 }
 
-Pending Group::all_gather(const ConstView& piece, std::span<const int64_t> counts, const View& all) {
+Pending Group::all_gather(const ConstView& piece, std::span<const int64_t> counts, const View& all,
+                          DeviceEvent after) {
   check_1d(all, Kind::kAllGather);
-  auto operation = std::make_unique<Pending::State>(Kind::kAllGather, piece);
+  auto operation = prepare(Kind::kAllGather, piece, after);
   operation->set_send(piece);
   operation->set_receive(all);
   operation->collective.receive_bytes = bytes_of_parts(piece.dtype, counts);
   return start(std::move(operation));
 }
 
-Pending Group::all_reduce(const ConstView& send, const View& receive, ReduceOp op) {
+Pending Group::all_reduce(const ConstView& send, const View& receive, ReduceOp op, DeviceEvent after) {
   check_shape(receive, send.shape, Kind::kAllReduce);
-  auto operation = std::make_unique<Pending::State>(Kind::kAllReduce, send);
+  auto operation = prepare(Kind::kAllReduce, send, after);
   operation->collective.op = op;
   operation->set_send(send);
   operation->set_receive(receive);
@@ -266,9 +274,9 @@ Pending Group::all_reduce(const ConstView& send, const View& receive, ReduceOp o
 }
 
 Pending Group::reduce_scatter(const ConstView& send, std::span<const int64_t> counts, const View& receive,
-                              ReduceOp op) {
+                              ReduceOp op, DeviceEvent after) {
   check_1d(send, Kind::kReduceScatter);
-  auto operation = std::make_unique<Pending::State>(Kind::kReduceScatter, send);
+  auto operation = prepare(Kind::kReduceScatter, send, after);
   operation->collective.op = op;
   operation->set_send(send);
   operation->set_receive(receive);
@@ -277,10 +285,10 @@ Pending Group::reduce_scatter(const ConstView& send, std::span<const int64_t> co
 }
 
 Pending Group::all_to_all(const ConstView& send, std::span<const int64_t> send_counts, const View& receive,
-                          std::span<const int64_t> receive_counts) {
+                          std::span<const int64_t> receive_counts, DeviceEvent after) {
   check_1d(send, Kind::kAllToAll);
   check_1d(receive, Kind::kAllToAll);
-  auto operation = std::make_unique<Pending::State>(Kind::kAllToAll, send);
+  auto operation = prepare(Kind::kAllToAll, send, after);
   operation->set_send(send);
   operation->set_receive(receive);
   operation->collective.send_bytes = bytes_of_parts(send.dtype, send_counts);
@@ -288,15 +296,15 @@ Pending Group::all_to_all(const ConstView& send, std::span<const int64_t> send_c
   return start(std::move(operation));
 }
 
-Pending Group::send(const ConstView& buffer, int to) {
-  auto operation = std::make_unique<Pending::State>(Kind::kSend, buffer);
+Pending Group::send(const ConstView& buffer, int to, DeviceEvent after) {
+  auto operation = prepare(Kind::kSend, buffer, after);
   operation->collective.peer = to;
   operation->set_send(buffer);
   return start(std::move(operation));
 }
 
-Pending Group::receive(const View& buffer, int from) {
-  auto operation = std::make_unique<Pending::State>(Kind::kReceive, buffer);
+Pending Group::receive(const View& buffer, int from, DeviceEvent after) {
+  auto operation = prepare(Kind::kReceive, buffer, after);
   operation->collective.peer = from;
   operation->set_receive(buffer);
   return start(std::move(operation));

@@ -52,6 +52,10 @@ class Pending {
 /// costs a copy each. Every view of an operation has the same dtype and lies on one device. Views do not
 /// overlap, except where an operation is in place: Collective::send says how.
 ///
+/// Views on a device: an operation takes an event, and touches no buffer before it has happened
+/// (Collective::after). Where a view is not dense, the call itself waits for it. Host memory has to be ready
+/// when the call is made.
+///
 /// Before anything is started: InvalidArgumentError where views do not suit the operation, UnsupportedError
 /// naming a device that the backend does not reach, or a dtype that cannot be strided or reduced;
 /// PeerFailedError where the group is broken.
@@ -66,30 +70,36 @@ class Group {
   /// The place of a rank of the world; InvalidArgumentError where it is not in the group.
   int place_of(int64_t rank) const;
   GroupBackend& backend() const { return *backend_; }
+  /// A device whose memory it moves.
+  Device device() const { return backend_->device(); }
   milliseconds timeout() const { return timeout_; }
   void set_timeout(milliseconds timeout) { timeout_ = timeout; }
 
   Pending barrier();
   /// The elements of the root's view become everybody's.
-  Pending broadcast(const View& buffer, int root);
+  Pending broadcast(const View& buffer, int root, DeviceEvent after = {});
   /// `all` has one dim more than `piece`, in front: size(). Element [r, ...] is what rank r gave.
-  Pending all_gather(const ConstView& piece, const View& all);
+  Pending all_gather(const ConstView& piece, const View& all, DeviceEvent after = {});
   /// Pieces of different sizes: `all` is 1-d, counts[r] elements from each rank, one after the other.
-  Pending all_gather(const ConstView& piece, std::span<const int64_t> counts, const View& all);
+  Pending all_gather(const ConstView& piece, std::span<const int64_t> counts, const View& all,
+                     DeviceEvent after = {});
   /// Reduced by elements, in the dtype, in the order of the ranks. In place where both views are one.
   /// reduce.h has the rules of every dtype.
-  Pending all_reduce(const ConstView& send, const View& receive, ReduceOp op = ReduceOp::kSum);
+  Pending all_reduce(const ConstView& send, const View& receive, ReduceOp op = ReduceOp::kSum,
+                     DeviceEvent after = {});
   /// `send` is 1-d; rank r gets counts[r] elements of the reduction, those after what lower ranks get.
   Pending reduce_scatter(const ConstView& send, std::span<const int64_t> counts, const View& receive,
-                         ReduceOp op = ReduceOp::kSum);
+                         ReduceOp op = ReduceOp::kSum, DeviceEvent after = {});
   /// Both 1-d: send_counts[r] elements go to rank r, receive_counts[r] come from it.
   Pending all_to_all(const ConstView& send, std::span<const int64_t> send_counts, const View& receive,
-                     std::span<const int64_t> receive_counts);
+                     std::span<const int64_t> receive_counts, DeviceEvent after = {});
   /// Between two ranks, in the order in which they are started between these two.
-  Pending send(const ConstView& buffer, int to);
-  Pending receive(const View& buffer, int from);
+  Pending send(const ConstView& buffer, int to, DeviceEvent after = {});
+  Pending receive(const View& buffer, int from, DeviceEvent after = {});
 
  private:
+  std::unique_ptr<Pending::State> prepare(CollectiveKind kind, const ConstView& view,
+                                          DeviceEvent after) const;
   Pending start(std::unique_ptr<Pending::State> operation);
 
   std::shared_ptr<GroupBackend> backend_;

@@ -56,7 +56,8 @@ inline void broadcasts(World& world) {
   for_each_kind_of_tensor([&](DType dtype, const Dims& shape, Arrangement arrangement, int64_t salt) {
     const int root = static_cast<int>(salt) % group.size();
     // Each rank has its own strides.
-    TestTensor tensor(dtype, shape, kArrangements[(static_cast<int64_t>(arrangement) + group.place()) % 4]);
+    TestTensor tensor(dtype, shape, kArrangements[(static_cast<int64_t>(arrangement) + group.place()) % 4],
+                      group.device());
     tensor.set_elements(gift(group.place(), salt, tensor.view().bytes()));
     group.broadcast(tensor.view(), root).wait();
     tensor.require_elements(gift(root, salt, tensor.view().bytes()), "broadcast");
@@ -66,10 +67,10 @@ inline void broadcasts(World& world) {
 inline void all_gathers(World& world) {
   Group& group = *world.all();
   for_each_kind_of_tensor([&](DType dtype, const Dims& shape, Arrangement arrangement, int64_t salt) {
-    TestTensor piece(dtype, shape, arrangement);
+    TestTensor piece(dtype, shape, arrangement, group.device());
     Dims stacked = {group.size()};
     for (int64_t dim : shape) stacked.push_back(dim);
-    TestTensor all(dtype, stacked, kArrangements[(salt / 2) % 4]);
+    TestTensor all(dtype, stacked, kArrangements[(salt / 2) % 4], group.device());
     piece.set_elements(gift(group.place(), salt, piece.view().bytes()));
     group.all_gather(piece.view(), all.view()).wait();
     std::vector<std::byte> expected;
@@ -89,9 +90,9 @@ inline void uneven_all_gathers(World& world) {
   Group& group = *world.all();
   for_each_kind_of_tensor([&](DType dtype, const Dims&, Arrangement arrangement, int64_t salt) {
     const std::vector<int64_t> counts = uneven_counts(group.size(), salt);
-    TestTensor piece(dtype, {counts[group.place()]}, arrangement);
+    TestTensor piece(dtype, {counts[group.place()]}, arrangement, group.device());
     TestTensor all(dtype, {std::accumulate(counts.begin(), counts.end(), int64_t{0})},
-                   kArrangements[salt % 3]);
+                   kArrangements[salt % 3], group.device());
     piece.set_elements(gift(group.place(), salt, piece.view().bytes()));
     group.all_gather(piece.view(), counts, all.view()).wait();
     std::vector<std::byte> expected;
@@ -142,7 +143,8 @@ inline void all_reduces(World& world) {
   for_each_kind_of_tensor([&](DType dtype, const Dims& shape, Arrangement arrangement, int64_t salt) {
     for (ReduceOp op : kOps) {
       if (!can_reduce(dtype, op)) continue;
-      TestTensor send(dtype, shape, arrangement), receive(dtype, shape, kArrangements[(salt / 3) % 4]);
+      TestTensor send(dtype, shape, arrangement, group.device());
+      TestTensor receive(dtype, shape, kArrangements[(salt / 3) % 4], group.device());
       send.set_elements(addends(dtype, group.place(), numel(shape), salt));
       const auto expected = reduction(dtype, op, group.size(), 0, numel(shape), salt);
       group.all_reduce(send.view(), receive.view(), op).wait();
@@ -163,7 +165,8 @@ inline void reduce_scatters(World& world) {
       const std::vector<int64_t> counts = uneven_counts(group.size(), salt);
       const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
       const int64_t begin = std::accumulate(counts.begin(), counts.begin() + group.place(), int64_t{0});
-      TestTensor send(dtype, {count}, arrangement), receive(dtype, {counts[group.place()]}, arrangement);
+      TestTensor send(dtype, {count}, arrangement, group.device());
+      TestTensor receive(dtype, {counts[group.place()]}, arrangement, group.device());
       send.set_elements(addends(dtype, group.place(), count, salt));
       group.reduce_scatter(send.view(), counts, receive.view(), op).wait();
       receive.require_elements(reduction(dtype, op, group.size(), begin, counts[group.place()], salt),
@@ -190,10 +193,10 @@ inline void all_to_alls(World& world) {
       append(sent, bytes(group.place(), r));
       append(expected, bytes(r, group.place()));
     }
-    TestTensor send(dtype, {std::accumulate(send_counts.begin(), send_counts.end(), int64_t{0})},
-                    arrangement);
+    TestTensor send(dtype, {std::accumulate(send_counts.begin(), send_counts.end(), int64_t{0})}, arrangement,
+                    group.device());
     TestTensor receive(dtype, {std::accumulate(receive_counts.begin(), receive_counts.end(), int64_t{0})},
-                       kArrangements[(salt / 2) % 4]);
+                       kArrangements[(salt / 2) % 4], group.device());
     send.set_elements(sent);
     group.all_to_all(send.view(), send_counts, receive.view(), receive_counts).wait();
     receive.require_elements(expected, "all-to-all");
@@ -206,7 +209,8 @@ inline void sends(World& world) {
   const int next = (group.place() + 1) % group.size();
   const int previous = (group.place() + group.size() - 1) % group.size();
   for_each_kind_of_tensor([&](DType dtype, const Dims& shape, Arrangement arrangement, int64_t salt) {
-    TestTensor send(dtype, shape, arrangement), receive(dtype, shape, kArrangements[(salt / 2) % 4]);
+    TestTensor send(dtype, shape, arrangement, group.device());
+    TestTensor receive(dtype, shape, kArrangements[(salt / 2) % 4], group.device());
     send.set_elements(gift(group.place(), salt, send.view().bytes()));
     Pending sending = group.send(send.view(), next);
     Pending receiving = group.receive(receive.view(), previous);
@@ -221,23 +225,25 @@ inline void sends_keep_their_order(World& world) {
   Group& group = *world.all();
   const int size = group.size();
   constexpr int kEach = 5;
-  std::vector<int64_t> sent(static_cast<size_t>(size * kEach)), received(sent.size(), -1);
+  std::vector<int64_t> given;
+  for (int r = 0; r < size; ++r) {
+    for (int i = 0; i < kEach; ++i) given.push_back(group.place() * 10000 + r * 100 + i);
+  }
+  TestNumbers<int64_t> sent(group.device(), given),
+      arrived(group.device(), std::vector<int64_t>(given.size(), -1));
+  TestNumbers<int64_t> token(group.device(), std::vector<int64_t>{group.place() == 0 ? 77 : 0});
   std::vector<Pending> pending;
-  const auto number = [](int64_t& value) {
-    return dense_view(reinterpret_cast<std::byte*>(&value), DType::kInt64, {});
-  };
-  int64_t token = group.place() == 0 ? 77 : 0;
   for (int i = 0; i < kEach; ++i) {
     for (int r = 0; r < size; ++r) {
       const auto at = static_cast<size_t>(r * kEach + i);
-      sent[at] = group.place() * 10000 + r * 100 + i;
-      pending.push_back(group.send(number(sent[at]), r));
-      pending.push_back(group.receive(number(received[at]), r));
+      pending.push_back(group.send(sent.at(DType::kInt64, at), r));
+      pending.push_back(group.receive(arrived.at(DType::kInt64, at), r));
     }
-    if (i == 2) pending.push_back(group.broadcast(number(token), 0));
+    if (i == 2) pending.push_back(group.broadcast(token.at(DType::kInt64, 0), 0));
   }
   for (Pending& one : pending) one.wait();
-  require(token == 77, "a broadcast between sends: {}", token);
+  require(token.read()[0] == 77, "a broadcast between sends: {}", token.read()[0]);
+  const std::vector<int64_t> received = arrived.read();
   for (int r = 0; r < size; ++r) {
     for (int i = 0; i < kEach; ++i) {
       const int64_t got = received[static_cast<size_t>(r * kEach + i)];
@@ -252,13 +258,14 @@ inline void barriers(World& world) {
 
 inline void scalars_and_nothing(World& world) {
   Group& group = *world.all();
-  TestTensor scalar(DType::kFloat64, {}), stacked(DType::kFloat64, {group.size()});
+  TestTensor scalar(DType::kFloat64, {}, Arrangement::kDense, group.device());
+  TestTensor stacked(DType::kFloat64, {group.size()}, Arrangement::kDense, group.device());
   scalar.set_elements(gift(group.place(), 1, 8));
   group.all_gather(scalar.view(), stacked.view()).wait();
   group.broadcast(scalar.view(), group.size() - 1).wait();
   scalar.require_elements(gift(group.size() - 1, 1, 8), "broadcast of a scalar");
 
-  const View nothing = dense_view<std::byte>(nullptr, DType::kFloat32, Dims{0});
+  const View nothing = dense_view<std::byte>(nullptr, DType::kFloat32, Dims{0}, group.device());
   const std::vector<int64_t> none(static_cast<size_t>(group.size()), 0);
   group.broadcast(nothing, 0).wait();
   group.all_gather(nothing, none, nothing).wait();
@@ -273,20 +280,20 @@ inline void scalars_and_nothing(World& world) {
 inline void in_place_parts(World& world) {
   Group& group = *world.all();
   const int size = group.size();
-  std::vector<int32_t> all(static_cast<size_t>(size) * 3, -1);
-  for (int i = 0; i < 3; ++i) all[static_cast<size_t>(group.place() * 3 + i)] = group.place() * 10 + i;
-  auto* bytes = reinterpret_cast<std::byte*>(all.data());
-  const View own = dense_view(bytes + group.place() * 12, DType::kInt32, Dims{3});
-  group.all_gather(own, dense_view(bytes, DType::kInt32, Dims{size, 3})).wait();
+  std::vector<int32_t> given(static_cast<size_t>(size) * 3, -1);
+  for (int i = 0; i < 3; ++i) given[static_cast<size_t>(group.place() * 3 + i)] = group.place() * 10 + i;
+  TestNumbers<int32_t> all(group.device(), given);
+  const View own = all.view(DType::kInt32, static_cast<size_t>(group.place()) * 3, 3);
+  const View whole = all.view(DType::kInt32, 0, given.size());
+  group.all_gather(own, dense_view(whole.data, DType::kInt32, Dims{size, 3}, group.device())).wait();
+  const std::vector<int32_t> gathered = all.read();
   for (int i = 0; i < size * 3; ++i) {
-    require(all[static_cast<size_t>(i)] == i / 3 * 10 + i % 3, "all-gather in place, element {}", i);
+    require(gathered[static_cast<size_t>(i)] == i / 3 * 10 + i % 3, "all-gather in place, element {}", i);
   }
-  group
-      .reduce_scatter(dense_view(bytes, DType::kInt32, Dims{size * 3}),
-                      std::vector<int64_t>(static_cast<size_t>(size), 3), own)
-      .wait();
+  group.reduce_scatter(whole, std::vector<int64_t>(static_cast<size_t>(size), 3), own).wait();
+  const std::vector<int32_t> reduced = all.read();
   for (int i = 0; i < 3; ++i) {
-    const int32_t got = all[static_cast<size_t>(group.place() * 3 + i)];
+    const int32_t got = reduced[static_cast<size_t>(group.place() * 3 + i)];
     require(got == size * (group.place() * 10 + i), "reduce-scatter in place, element {}: {}", i, got);
   }
 }
@@ -296,7 +303,8 @@ inline void large_buffers(World& world) {
   Group& group = *world.all();
   const int size = group.size();
   const int64_t count = (3 << 20) / size + 1;
-  TestTensor piece(DType::kUInt8, {count}), all(DType::kUInt8, {size, count});
+  TestTensor piece(DType::kUInt8, {count}, Arrangement::kDense, group.device());
+  TestTensor all(DType::kUInt8, {size, count}, Arrangement::kDense, group.device());
   piece.set_elements(gift(group.place(), 5, count));
   group.all_gather(piece.view(), all.view()).wait();
   std::vector<std::byte> expected;
@@ -305,11 +313,12 @@ inline void large_buffers(World& world) {
   group.broadcast(all.view(), size / 2).wait();
   require(all.elements() == expected, "a large broadcast");
 
-  std::vector<double> numbers(300001);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i) + group.place();
-  const View view =
-      dense_view(reinterpret_cast<std::byte*>(numbers.data()), DType::kFloat64, Dims{std::ssize(numbers)});
+  std::vector<double> given(300001);
+  for (size_t i = 0; i < given.size(); ++i) given[i] = static_cast<double>(i) + group.place();
+  TestNumbers<double> summed(group.device(), given);
+  const View view = summed.view(DType::kFloat64, 0, given.size());
   group.all_reduce(view, view).wait();
+  const std::vector<double> numbers = summed.read();
   for (size_t i = 0; i < numbers.size(); ++i) {
     const double sum = static_cast<double>(i) * size + size * (size - 1) / 2;
     require(numbers[i] == sum, "a large all-reduce, element {}: {}", i, numbers[i]);
@@ -323,11 +332,12 @@ inline void sums_are_the_same_to_the_bit(World& world) {
     return static_cast<float>(mixed({rank, static_cast<int64_t>(i)}) % 100000) / 7.0f *
            (mixed({rank, static_cast<int64_t>(i), 1}) % 2 == 0 ? 1e6f : 1e-3f);
   };
-  std::vector<float> numbers(50001);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = value(group.place(), i);
-  const View view =
-      dense_view(reinterpret_cast<std::byte*>(numbers.data()), DType::kFloat32, Dims{std::ssize(numbers)});
+  std::vector<float> given(50001);
+  for (size_t i = 0; i < given.size(); ++i) given[i] = value(group.place(), i);
+  TestNumbers<float> summed(group.device(), given);
+  const View view = summed.view(DType::kFloat32, 0, given.size());
   group.all_reduce(view, view).wait();
+  const std::vector<float> numbers = summed.read();
   for (size_t i = 0; i < numbers.size(); ++i) {
     float sum = value(0, i);
     for (int r = 1; r < group.size(); ++r) sum += value(r, i);
@@ -366,27 +376,25 @@ inline void groups_are_apart(World& world) {
   }
   // All groups' operations in flight at once.
   struct Round {
-    std::vector<int64_t> values;
-    Pending pending;
+    TestNumbers<int64_t> values;
     size_t group;
+    Pending pending;
   };
   std::vector<Round> rounds;
-  rounds.reserve(10 * groups.size());
   for (int64_t i = 0; i < 10; ++i) {
     for (size_t g = 0; g < groups.size(); ++g) {
       if (!groups[g]) continue;
-      Round& round = rounds.emplace_back();
-      round.group = g;
-      round.values = {world.rank() + i, 1};
-      const View view = dense_view(reinterpret_cast<std::byte*>(round.values.data()), DType::kInt64, Dims{2});
-      round.pending = groups[g]->all_reduce(view, view);
+      TestNumbers<int64_t> values(groups[g]->device(), {world.rank() + i, 1});
+      const View view = values.view(DType::kInt64, 0, 2);
+      Pending pending = groups[g]->all_reduce(view, view);
+      rounds.push_back({std::move(values), g, std::move(pending)});
     }
   }
   // Another order on every rank.
   std::shuffle(rounds.begin(), rounds.end(), std::minstd_rand(static_cast<uint32_t>(world.rank() + 1)));
   for (Round& round : rounds) {
     round.pending.wait();
-    require(round.values[1] == std::ssize(lists[round.group]), "the sum of ones over a group");
+    require(round.values.read()[1] == std::ssize(lists[round.group]), "the sum of ones over a group");
   }
 }
 
@@ -400,7 +408,7 @@ inline void waits_in_any_order(World& world) {
     std::vector<TestTensor> tensors;
     std::vector<Pending> pending;
     for (int64_t i = 0; i < 8; ++i) {
-      tensors.emplace_back(DType::kUInt8, Dims{kBytes});
+      tensors.emplace_back(DType::kUInt8, Dims{kBytes}, Arrangement::kDense, other->device());
       if (world.rank() == i % world.size()) tensors.back().set_elements(gift(i, round, kBytes));
     }
     for (int64_t i = 0; i < 8; ++i) {
@@ -421,11 +429,12 @@ inline void waits_in_any_order(World& world) {
 inline void many_in_flight(World& world) {
   Group& group = *world.all();
   constexpr size_t kMany = 2000;
-  std::vector<int64_t> values(kMany);
+  std::vector<int64_t> given(kMany);
+  for (size_t i = 0; i < kMany; ++i) given[i] = static_cast<int64_t>(i) + world.rank();
+  TestNumbers<int64_t> summed(group.device(), given);
   std::vector<Pending> pending;
   for (size_t i = 0; i < kMany; ++i) {
-    values[i] = static_cast<int64_t>(i) + world.rank();
-    const View view = dense_view(reinterpret_cast<std::byte*>(&values[i]), DType::kInt64, {});
+    const View view = summed.at(DType::kInt64, i);
     pending.push_back(group.all_reduce(view, view));
   }
   // The last first: operations of a group complete in their order.
@@ -433,6 +442,7 @@ inline void many_in_flight(World& world) {
     pending[i].wait();
     if (i == kMany - 1) require(pending[0].test(), "an operation landed before one that was started earlier");
   }
+  const std::vector<int64_t> values = summed.read();
   for (size_t i = 0; i < kMany; ++i) {
     const int64_t sum = static_cast<int64_t>(i) * world.size() + world.size() * (world.size() - 1) / 2;
     require(values[i] == sum, "operation {}: {}", i, values[i]);
@@ -442,7 +452,7 @@ inline void many_in_flight(World& world) {
 /// test() alone brings an operation to its end.
 inline void testing_is_enough(World& world) {
   Group& group = *world.all();
-  TestTensor tensor(DType::kUInt8, {500000}, Arrangement::kGaps);
+  TestTensor tensor(DType::kUInt8, {500000}, Arrangement::kGaps, group.device());
   tensor.set_elements(gift(world.rank(), 3, 500000));
   Pending pending = group.broadcast(tensor.view(), 0);
   while (!pending.test()) {
@@ -456,14 +466,10 @@ inline void testing_is_enough(World& world) {
 inline void dropped_operations_land(World& world) {
   Group& group = *world.all();
   for (int i = 0; i < 20; ++i) {
-    std::vector<int64_t> value = {world.rank()}, second = {1};
-    Pending pending =
-        group.all_reduce(dense_view(reinterpret_cast<std::byte*>(value.data()), DType::kInt64, Dims{1}),
-                         dense_view(reinterpret_cast<std::byte*>(value.data()), DType::kInt64, Dims{1}));
-    pending =
-        group.all_reduce(dense_view(reinterpret_cast<std::byte*>(second.data()), DType::kInt64, Dims{1}),
-                         dense_view(reinterpret_cast<std::byte*>(second.data()), DType::kInt64, Dims{1}));
-    require(value[0] == world.size() * (world.size() - 1) / 2,
+    TestNumbers<int64_t> value(group.device(), {world.rank()}), second(group.device(), {1});
+    Pending pending = group.all_reduce(value.at(DType::kInt64, 0), value.at(DType::kInt64, 0));
+    pending = group.all_reduce(second.at(DType::kInt64, 0), second.at(DType::kInt64, 0));
+    require(value.read()[0] == world.size() * (world.size() - 1) / 2,
             "an operation whose Pending was assigned over");
   }
 }
@@ -484,9 +490,13 @@ void require_throws(Body body, std::string_view word) {
 inline void wrong_arguments(World& world) {
   Group& group = *world.all();
   const int size = group.size();
-  TestTensor four(DType::kFloat32, {4}), other(DType::kFloat32, {4}), five(DType::kFloat32, {5}),
-      integers(DType::kInt32, {4}), pairs(DType::kComplex64, {4}), bits(DType::kFloat8E5M2, {4}),
-      sixths(DType::kFloat6E2M3FN, {4});
+  const auto tensor = [&](DType dtype, int64_t count) {
+    return TestTensor(dtype, {count}, Arrangement::kDense, group.device());
+  };
+  TestTensor four = tensor(DType::kFloat32, 4), other = tensor(DType::kFloat32, 4),
+             five = tensor(DType::kFloat32, 5), integers = tensor(DType::kInt32, 4),
+             pairs = tensor(DType::kComplex64, 4), bits = tensor(DType::kFloat8E5M2, 4),
+             sixths = tensor(DType::kFloat6E2M3FN, 4);
   const std::vector<int64_t> ones(static_cast<size_t>(size), 1), few(static_cast<size_t>(size) + 1, 0);
   std::vector<int64_t> negative(static_cast<size_t>(size), 0), huge(static_cast<size_t>(size), INT64_MAX);
   negative[0] = -1;
@@ -508,9 +518,9 @@ inline void wrong_arguments(World& world) {
   require_throws<Invalid>([&] { group.reduce_scatter(four.view(), few, four.view()); }, "reduce-scatter");
   require_throws<Invalid>([&] { group.all_to_all(four.view(), ones, other.view(), few); }, "all-to-all");
   // Overlapping by half.
-  std::vector<std::byte> memory(64);
-  const View low = dense_view(memory.data(), DType::kFloat32, Dims{4});
-  const View high = dense_view(memory.data() + 8, DType::kFloat32, Dims{4});
+  TestMemory memory(group.device(), 64);
+  const View low = dense_view(memory.data(), DType::kFloat32, Dims{4}, group.device());
+  const View high = dense_view(memory.data() + 8, DType::kFloat32, Dims{4}, group.device());
   require_throws<Invalid>([&] { group.all_reduce(low, high); }, "overlap");
   // Elements on each other, and strides for what has none.
   View expanded = low;
@@ -520,8 +530,12 @@ inline void wrong_arguments(World& world) {
   strided.strides[0] = 2;
   require_throws<UnsupportedError>([&] { group.broadcast(strided, 0); }, "float6_e2m3fn");
   const int64_t three[] = {3};
-  require_throws<Invalid>([&] { group.broadcast(dense_view(memory.data(), DType::kFloat4E2M1FN, three), 0); },
-                          "float4_e2m1fn");
+  const View halves = dense_view(memory.data(), DType::kFloat4E2M1FN, three, group.device());
+  require_throws<Invalid>([&] { group.broadcast(halves, 0); }, "float4_e2m1fn");
+  // Memory of a device that the group does not reach.
+  View elsewhere = low;
+  elsewhere.device = {group.device().kind == DeviceKind::kCpu ? DeviceKind::kCuda : DeviceKind::kCpu, 5};
+  require_throws<UnsupportedError>([&] { group.broadcast(elsewhere, 0); }, name_of(elsewhere.device));
   require_throws<Invalid>([&] { world.create({}); }, "a group of the ranks []");
   const int64_t falling[] = {1, 0}, far[] = {0, world.size()};
   require_throws<Invalid>([&] { world.create(falling); }, "[1, 0]");
@@ -529,6 +543,32 @@ inline void wrong_arguments(World& world) {
   require_throws<Invalid>([&] { group.place_of(world.size()); }, "is not in the group");
   group.barrier().wait();
   require(group.backend().broken().empty(), "the group is broken: {}", group.backend().broken());
+}
+
+/// Sizes are looked at, buffers are not: there are none.
+inline void ranks_that_only_meet(World& world) {
+  GroupBackend& backend = world.all()->backend();
+  Collective collective;
+  collective.meets_only = true;
+  collective.device = world.all()->device();
+  auto* nowhere = reinterpret_cast<std::byte*>(64);
+  for (const CollectiveKind kind : {CollectiveKind::kBroadcast, CollectiveKind::kAllReduce}) {
+    collective.kind = kind;
+    const bool sends = kind == CollectiveKind::kAllReduce || world.rank() == 0;
+    const bool receives = kind == CollectiveKind::kAllReduce || world.rank() != 0;
+    collective.send = sends ? std::span<const std::byte>(nowhere, 1 << 20) : std::span<const std::byte>();
+    collective.receive = receives ? std::span(nowhere, 1 << 20) : std::span<std::byte>();
+    backend.start(collective)->wait(Deadline::max());
+  }
+  if (world.size() > 1 && world.rank() < 2) {
+    collective.kind = world.rank() == 0 ? CollectiveKind::kSend : CollectiveKind::kReceive;
+    collective.peer = world.rank() == 0 ? 1 : 0;
+    collective.send =
+        world.rank() == 0 ? std::span<const std::byte>(nowhere, 100) : std::span<const std::byte>();
+    collective.receive = world.rank() == 0 ? std::span<std::byte>() : std::span(nowhere, 100);
+    backend.start(collective)->wait(Deadline::max());
+  }
+  world.all()->barrier().wait();
 }
 
 inline void the_world(World& world) {
@@ -562,6 +602,7 @@ inline std::vector<ConformanceCase> conformance_cases() {
           {"ManyInFlight", many_in_flight},
           {"TestingIsEnough", testing_is_enough},
           {"DroppedOperationsLand", dropped_operations_land},
+          {"RanksThatOnlyMeet", ranks_that_only_meet},
           {"WrongArguments", wrong_arguments}};
 }
 

@@ -33,10 +33,10 @@ inline constexpr int64_t kElements = 30000;
 /// Memory of one operation; gone as soon as the operation has failed, so that sanitizers see who touches it
 /// later.
 struct Memory {
-  explicit Memory(int64_t elements, DType dtype = DType::kInt32)
-      : bytes(static_cast<size_t>(elements * element_bytes(dtype))),
-        view(dense_view(bytes.data(), dtype, Dims{elements})) {}
-  std::vector<std::byte> bytes;
+  Memory(const Group& group, int64_t elements, DType dtype = DType::kInt32)
+      : memory(group.device(), elements * element_bytes(dtype)),
+        view(dense_view(memory.data(), dtype, Dims{elements}, group.device())) {}
+  TestMemory memory;
   View view;
 };
 
@@ -52,38 +52,38 @@ inline std::vector<int64_t> equal_counts(const Group& group, int64_t count) {
 
 inline void barrier(Group& group) { group.barrier().wait(); }
 inline void broadcast(Group& group) {
-  Memory memory(kElements);
+  Memory memory(group, kElements);
   group.broadcast(memory.view, 0).wait();
 }
 inline void broadcast_from_one(Group& group) {
-  Memory memory(kElements);
+  Memory memory(group, kElements);
   group.broadcast(memory.view, 1).wait();
 }
 inline void all_gather(Group& group) {
-  Memory piece(kElements), all(kElements * group.size());
+  Memory piece(group, kElements), all(group, kElements * group.size());
   group.all_gather(piece.view, equal_counts(group, kElements), all.view).wait();
 }
 inline void all_reduce(Group& group) {
-  Memory memory(kElements);
+  Memory memory(group, kElements);
   group.all_reduce(memory.view, memory.view).wait();
 }
 inline void reduce_scatter(Group& group) {
-  Memory send(kElements * group.size()), receive(kElements);
+  Memory send(group, kElements * group.size()), receive(group, kElements);
   group.reduce_scatter(send.view, equal_counts(group, kElements), receive.view).wait();
 }
 inline void all_to_all(Group& group) {
-  Memory send(kElements * group.size()), receive(kElements * group.size());
+  Memory send(group, kElements * group.size()), receive(group, kElements * group.size());
   const std::vector<int64_t> counts = equal_counts(group, kElements);
   group.all_to_all(send.view, counts, receive.view, counts).wait();
 }
 inline void send_to_one(Group& group) {
-  Memory memory(kElements);
+  Memory memory(group, kElements);
   if (group.place() == 0) return group.send(memory.view, 1).wait();
   if (group.place() == 1) return group.receive(memory.view, 0).wait();
   group.barrier().wait();
 }
 inline void receive_from_one(Group& group) {
-  Memory memory(kElements);
+  Memory memory(group, kElements);
   if (group.place() == 0) return group.receive(memory.view, 1).wait();
   if (group.place() == 1) return group.send(memory.view, 0).wait();
   group.barrier().wait();
@@ -188,7 +188,7 @@ struct Disagreement {
 
 inline std::vector<Disagreement> disagreements() {
   const auto reduce = [](Group& group, int64_t elements, DType dtype, ReduceOp op) {
-    Memory memory(elements, dtype);
+    Memory memory(group, elements, dtype);
     group.all_reduce(memory.view, memory.view, op).wait();
   };
   const auto parts = [](const Group& group, bool odd) {
@@ -211,39 +211,39 @@ inline std::vector<Disagreement> disagreements() {
        [=](Group& group, bool odd) { reduce(group, odd ? 9 : 8, DType::kInt32, ReduceOp::kSum); }},
       {"Roots", "the roots differ",
        [](Group& group, bool odd) {
-         Memory memory(8);
+         Memory memory(group, 8);
          group.broadcast(memory.view, odd ? 1 : 0).wait();
        }},
       {"SizesOfBroadcast", "the sizes differ",
        [](Group& group, bool odd) {
-         Memory memory(odd ? 9 : 8);
+         Memory memory(group, odd ? 9 : 8);
          group.broadcast(memory.view, 0).wait();
        }},
       {"CountsOfAllGather", "from rank 0",
        [=](Group& group, bool odd) {
-         Memory piece(8), all(8 * group.size() + odd);
+         Memory piece(group, 8), all(group, 8 * group.size() + odd);
          group.all_gather(piece.view, parts(group, odd), all.view).wait();
        }},
       {"CountsOfReduceScatter", "for rank 0",
        [=](Group& group, bool odd) {
-         Memory send(8 * group.size() + odd), receive(8);
+         Memory send(group, 8 * group.size() + odd), receive(group, 8);
          group.reduce_scatter(send.view, parts(group, odd), receive.view).wait();
        }},
       {"CountsOfAllToAll", "to rank 0",
        [=](Group& group, bool odd) {
-         Memory send(8 * group.size() + odd), receive(8 * group.size());
+         Memory send(group, 8 * group.size() + odd), receive(group, 8 * group.size());
          group.all_to_all(send.view, parts(group, odd), receive.view, equal_counts(group, 8)).wait();
        }},
       {"SizesOfSend", "the sizes differ",
        [](Group& group, bool odd) {
-         Memory memory(odd ? 9 : 8);
+         Memory memory(group, odd ? 9 : 8);
          if (odd) return group.receive(memory.view, 0).wait();
          if (group.place() == 0) return group.send(memory.view, group.size() - 1).wait();
          group.barrier().wait();
        }},
       {"DTypesOfSend", "the dtypes differ",
        [](Group& group, bool odd) {
-         Memory memory(8, odd ? DType::kFloat32 : DType::kInt32);
+         Memory memory(group, 8, odd ? DType::kFloat32 : DType::kInt32);
          if (odd) return group.receive(memory.view, 0).wait();
          if (group.place() == 0) return group.send(memory.view, group.size() - 1).wait();
          group.barrier().wait();
@@ -276,7 +276,7 @@ inline void error_past_a_pending_operation(World& world) {
   group.set_timeout(std::chrono::minutes(5));
   warm_up(group);
   if (world.rank() == 1) {
-    Memory memory(kElements);
+    Memory memory(group, kElements);
     const Pending pending = group.broadcast(memory.view, 0);
     throw NotFoundError("nothing there");
   }
@@ -292,7 +292,7 @@ inline void error_past_a_pending_operation(World& world) {
 inline void broken_on_purpose(World& world) {
   const std::vector<int64_t> all(world.all()->ranks().begin(), world.all()->ranks().end());
   const std::shared_ptr<Group> group = world.create(all), other = world.create(all);
-  Memory memory(kElements);
+  Memory memory(*group, kElements);
   if (world.rank() == 0) {
     group->backend().break_group("enough");
     group->backend().break_group("more than enough");
@@ -311,7 +311,7 @@ inline void different_groups(World& world) {
   const int64_t pair[] = {0, 1}, one[] = {0}, far[] = {0, world.size() - 1};
   const bool odd = world.rank() == world.size() - 1;
   auto error = error_of([&] { world.create(odd ? std::span<const int64_t>(one) : pair); });
-  require(error.first == ErrorKind::kMismatch && says(error.second, "rank 0 one of 2 ranks"), "{}",
+  require(error.first == ErrorKind::kMismatch && says(error.second, "rank 0 one of [0, 1]"), "{}",
           error.second);
   if (world.size() > 2) {
     error = error_of([&] { world.create(odd ? far : pair); });

@@ -30,7 +30,9 @@ class RandomProgram {
   void run(World& world) const {
     std::vector<std::shared_ptr<Group>> groups;
     for (const auto& ranks : groups_) groups.push_back(world.create(ranks));
-    Registers registers = first_registers(world.rank());
+    const Device device = world.all()->device();
+    std::vector<TestMemory> registers;
+    for (const auto& bytes : first_registers(world.rank())) registers.emplace_back(device, bytes);
     std::vector<Running> running;
     std::minstd_rand random(static_cast<uint32_t>(mixed({seed_, world.rank()}) % 1000000 + 1));
     for (const Step& step : steps_) {
@@ -48,7 +50,8 @@ class RandomProgram {
     wait_for(running, [](const Running&) { return true; });
     const Registers& expected = results_[static_cast<size_t>(world.rank())];
     for (size_t r = 0; r < kRegisters; ++r) {
-      require(registers[r] == expected[r], "program {} on {} ranks: register {} differs", seed_, ranks_, r);
+      require(registers[r].read() == expected[r], "program {} on {} ranks: register {} differs", seed_,
+              ranks_, r);
     }
   }
 
@@ -146,10 +149,11 @@ class RandomProgram {
     std::erase_if(running, [](const Running& one) { return one.step == nullptr; });
   }
 
-  void start(const Step& step, Group& group, Registers& registers, std::vector<Running>& running) const {
+  void start(const Step& step, Group& group, std::vector<TestMemory>& registers,
+             std::vector<Running>& running) const {
     const auto view = [&](size_t index, int64_t count) {
       return dense_view(registers[index].data() + step.at * element_bytes(step.dtype), step.dtype,
-                        Dims{count});
+                        Dims{count}, group.device());
     };
     const auto own = static_cast<size_t>(group.place());
     const auto add = [&](Pending pending) { running.push_back({&step, std::move(pending)}); };

@@ -54,7 +54,7 @@ TEST(Buffer, OneMadeByDefaultIsEmpty) {
 
 TEST(Buffer, RefusesWhatCannotBe) {
   EXPECT_THROW(Buffer(-1), InvalidArgumentError);
-  EXPECT_THROW(Buffer(16, Device{DeviceKind::kCuda, 0}), UnsupportedError);
+  EXPECT_THROW(Buffer(16, Device{DeviceKind::kCuda, 4711}), UnsupportedError);
   EXPECT_THROW(Buffer(int64_t{1} << 60), IoError);
   EXPECT_THROW(Buffer(INT64_MAX), Error);
 }

@@ -15,6 +15,13 @@ class CpuBackend final : public DeviceBackend {
   void prefault(std::byte* memory, int64_t bytes) const override;
   void copy_rows(std::byte* dst, int64_t dst_pitch, const std::byte* src, int64_t src_pitch,
                  int64_t row_bytes, int64_t rows) const override;
+  void copy_from_host(std::byte* dst, const std::byte* src, int64_t bytes) const override {
+    copy_rows(dst, bytes, src, bytes, bytes, 1);
+  }
+  void copy_to_host(std::byte* dst, const std::byte* src, int64_t bytes) const override {
+    copy_rows(dst, bytes, src, bytes, bytes, 1);
+  }
+  void wait_for(DeviceEvent) const override {}
 };
 
 }  // namespace spolia

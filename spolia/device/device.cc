@@ -4,6 +4,7 @@
 
 #include "spolia/base/error.h"
 #include "spolia/device/cpu.h"
+#include "spolia/device/cuda.h"
 
 namespace spolia {
 
@@ -20,7 +21,8 @@ std::string name_of(Device device) {
 const DeviceBackend& backend_of(Device device) {
   static const CpuBackend cpu;
   if (device == Device{}) return cpu;
-  throw UnsupportedError("there is no device {} here; this build of Spolia knows cpu alone", name_of(device));
+  if (device.kind == DeviceKind::kCuda) return cuda_backend(device.index);
+  throw UnsupportedError("there is no device {} here", name_of(device));
 }
 
 }  // namespace spolia

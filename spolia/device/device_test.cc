@@ -17,7 +17,8 @@ TEST(Device, HasPyTorchsNames) {
 }
 
 TEST(Device, OneThatIsNotThereIsNamed) {
-  for (Device device : {Device{DeviceKind::kCuda, 3}, Device{DeviceKind::kCpu, 1}}) {
+  for (Device device :
+       {Device{DeviceKind::kCuda, 4711}, Device{DeviceKind::kCuda, -1}, Device{DeviceKind::kCpu, 1}}) {
     try {
       backend_of(device);
       FAIL() << "a backend for " << name_of(device);

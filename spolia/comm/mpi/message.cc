@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "spolia/base/error.h"
+#include "spolia/comm/mpi/ride.h"
 
 namespace spolia {
 namespace {
@@ -27,6 +28,11 @@ class Packer {
   Packer& operator<<(const std::string& text) {
     *this << static_cast<uint64_t>(text.size());
     for (char c : text) *this << c;
+    return *this;
+  }
+  Packer& operator<<(const std::vector<std::byte>& bytes) {
+    *this << static_cast<uint64_t>(bytes.size());
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
     return *this;
   }
   std::vector<std::byte> take() { return std::move(bytes_); }
@@ -62,6 +68,12 @@ class Unpacker {
   Unpacker& operator>>(std::string& text) {
     text.resize(count(1));
     for (char& c : text) *this >> c;
+    return *this;
+  }
+  Unpacker& operator>>(std::vector<std::byte>& bytes) {
+    const auto run = bytes_.first(count(1));
+    bytes.assign(run.begin(), run.end());
+    bytes_ = bytes_.subspan(run.size());
     return *this;
   }
   /// An enumeration's value, up to `last`.
@@ -114,14 +126,14 @@ Collective unpack_collective(Unpacker& in) {
 std::vector<std::byte> packed(const GroupMessage& message) {
   Packer out;
   if (const Go* go = std::get_if<Go>(&message)) {
-    out << Tag::kGo << go->number;
+    out << Tag::kGo << go->number << go->riding;
     return out.take();
   }
   const Arrival& arrival = std::get<Arrival>(message);
   const Collective& c = arrival.collective;
   out << Tag::kArrival << arrival.number << c.kind << c.dtype << c.op << c.device.kind << c.device.index
       << c.peer << int64_t{std::ssize(c.send)} << int64_t{std::ssize(c.receive)} << c.send_bytes
-      << c.receive_bytes;
+      << c.receive_bytes << arrival.riding;
   return out.take();
 }
 
@@ -130,11 +142,19 @@ GroupMessage unpack_group_message(std::span<const std::byte> bytes) {
   int64_t number = 0;
   const Tag tag = in.take_enum(Tag::kGo);
   in >> number;
-  if (tag == Tag::kGo) return Go{number};
-  return Arrival{number, unpack_collective(in)};
+  if (tag == Tag::kGo) {
+    Go go{.number = number};
+    in >> go.riding;
+    return go;
+  }
+  Arrival arrival{.number = number, .collective = unpack_collective(in)};
+  in >> arrival.riding;
+  return arrival;
 }
 
-size_t most_message_bytes(size_t ranks) { return kFixedBytes + 2 * sizeof(int64_t) * ranks; }
+size_t most_message_bytes(size_t ranks) {
+  return kFixedBytes + 2 * sizeof(int64_t) * ranks + static_cast<size_t>(kMostRiding);
+}
 
 std::vector<std::byte> packed(const ControlMessage& message) {
   Packer out;

@@ -22,14 +22,17 @@ struct ChannelName {
 
 // On the lane of the groups, before an operation's bytes:
 
-/// "I have arrived at this operation, and this is what I ask for." Buffers are their sizes alone.
+/// "I have arrived at this operation, and this is what I ask for." Buffers are their sizes alone; bytes that
+/// ride (ride.h) come along.
 struct Arrival {
   int64_t number = 0;
   Collective collective;
+  std::vector<std::byte> riding;
 };
 /// "All have arrived and agree."
 struct Go {
   int64_t number = 0;
+  std::vector<std::byte> riding;
 };
 using GroupMessage = std::variant<Arrival, Go>;
 

@@ -17,6 +17,7 @@ Arrival an_arrival() {
   c.send = std::span(static_cast<const std::byte*>(nullptr), size_t{5} << 32);
   c.send_bytes = {1, 2, 3};
   c.receive_bytes = {int64_t{1} << 40, 0, 7};
+  arrival.riding = {std::byte{1}, std::byte{2}, std::byte{3}};
   return arrival;
 }
 
@@ -40,7 +41,10 @@ TEST(Message, SaysWhatARankAsksFor) {
   EXPECT_EQ(a.receive.size(), b.receive.size());
   EXPECT_EQ(a.send_bytes, b.send_bytes);
   EXPECT_EQ(a.receive_bytes, b.receive_bytes);
-  EXPECT_EQ(std::get<Go>(unpack_group_message(packed(GroupMessage(Go{4})))).number, 4);
+  EXPECT_EQ(got.riding, sent.riding);
+  const Go go = std::get<Go>(unpack_group_message(packed(GroupMessage(Go{4, sent.riding}))));
+  EXPECT_EQ(go.number, 4);
+  EXPECT_EQ(go.riding, sent.riding);
 }
 
 TEST(Message, TellsOtherThreadsAboutAGroup) {

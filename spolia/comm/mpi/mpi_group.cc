@@ -5,6 +5,7 @@
 
 #include <fmt/ranges.h>
 
+#include "spolia/comm/mpi/tree.h"
 #include "spolia/tensor/shape.h"
 
 namespace spolia {
@@ -29,14 +30,6 @@ constexpr seconds kLastInterval{5};
 constexpr seconds kAnswerTime{1}, kSilence{60};
 /// What moves in a broken group is given so long to land, and MPI so long to let go of what does not.
 constexpr seconds kMercy{1}, kLetGo{1};
-
-/// The parent of a place in the tree round which agreement goes; of 0 there is none.
-int parent_of(int place) { return place & (place - 1); }
-std::vector<int> children_of(int place, int size) {
-  std::vector<int> children;
-  for (int bit = 1; (place & bit) == 0 && place + bit < size; bit <<= 1) children.push_back(place + bit);
-  return children;
-}
 
 }  // namespace
 
@@ -149,7 +142,7 @@ void MpiGroup::begin_gathering(const Key& key, Flight& flight, Deadline now) {
   flight.inquiry.interval = 2 * kFirstQuestion;
   flight.inquiry.asked = now;
   const MpiOperation& operation = *flight.operation;
-  const Arrival own{operation.number, operation.collective};
+  const Arrival own{.number = operation.number, .collective = operation.collective};
   const size_t most = most_message_bytes(face_->ranks().size());
   if (!key.channel.is_all()) {
     const int other = key.side == 0 ? key.channel.to : key.channel.from;
@@ -165,6 +158,8 @@ void MpiGroup::begin_gathering(const Key& key, Flight& flight, Deadline now) {
       send(other.place, tag(kGatherTag), own);
     }
   } else {
+    if (rides(operation.collective, face_->size()))
+      flight.ride.emplace(operation.collective, face_->place(), face_->size());
     for (int child : children_of(face_->place(), face_->size()))
       flight.arrivals.push_back(mail_.expect(rank(child), tag(kGatherTag), most));
   }
@@ -194,25 +189,40 @@ bool MpiGroup::gather(const Key& key, Flight& flight) {
     const int parent = parent_of(place);
     flight.arrivals.push_back(
         mail_.expect(rank(parent), tag(kGatherTag), most_message_bytes(face_->ranks().size())));
-    send(parent, tag(kGatherTag), Arrival{operation.number, operation.collective});
+    Arrival arrival{.number = operation.number, .collective = operation.collective};
+    if (flight.ride) arrival.riding = flight.ride->gathered();
+    send(parent, tag(kGatherTag), arrival);
     return true;
   }
   if (in_tree) {
-    for (int child : children_of(place, face_->size())) send(child, tag(kGatherTag), Go{operation.number});
+    if (flight.ride && place == 0) flight.result = flight.ride->result();
+    for (int child : children_of(place, face_->size()))
+      send(child, tag(kGatherTag), Go{.number = operation.number, .riding = flight.result});
   }
-  begin_moving(flight);
+  if (flight.ride) {
+    flight.ride->land(flight.result);
+    flight.stage = Flight::Stage::kDone;
+  } else {
+    begin_moving(flight);
+  }
   return true;
 }
 
 /// What another rank says about an operation: that all agree, or what it asks for.
 void MpiGroup::meet(Flight& flight, int place, const std::vector<std::byte>& message) {
   const MpiOperation& operation = *flight.operation;
-  const GroupMessage met = unpack_group_message(message);
-  if (std::holds_alternative<Go>(met)) return;
+  GroupMessage met = unpack_group_message(message);
+  if (Go* go = std::get_if<Go>(&met)) {
+    flight.result = std::move(go->riding);
+    return;
+  }
   const Arrival& arrival = std::get<Arrival>(met);
   const auto reason = disagreement(arrival.collective, place, operation.collective, face_->place(),
                                    std::span<const int64_t>(face_->ranks()));
-  if (!reason) return;
+  if (!reason) {
+    if (flight.ride) flight.ride->add(place, arrival.riding);
+    return;
+  }
   break_group({.is_mismatch = true,
                .channel = operation.channel,
                .number = operation.number,

@@ -2,8 +2,9 @@
 //
 // An operation waits its turn, then gathers: its ranks tell each other what they ask for, up a tree and down
 // again (an all-to-all: everybody everybody, as each pair has sizes of its own). Nobody's buffer is touched
-// until all have arrived and agree. Then its bytes move, in the steps of schedule.h. Operations of the whole
-// group gather in their order, some may move at once, and they land in their order.
+// until all have arrived and agree; few bytes are there by then, as they have come along (ride.h). Others
+// move now, in the steps of schedule.h. Operations of the whole group gather in their order, some may move at
+// once, and they land in their order.
 //
 // What can fail, fails while it gathers, when MPI holds none of its buffers - unless a process dies. When the
 // group breaks, operations that move are given a moment to land, as all other ranks move them too.
@@ -24,6 +25,7 @@
 #include "spolia/comm/backend.h"
 #include "spolia/comm/mpi/mail.h"
 #include "spolia/comm/mpi/message.h"
+#include "spolia/comm/mpi/ride.h"
 #include "spolia/comm/mpi/schedule.h"
 #include "spolia/comm/threads/bell.h"
 
@@ -127,6 +129,8 @@ class MpiGroup {
     // While it gathers:
     std::vector<Expected> arrivals;  // of those that have not come
     bool waits_for_go = false;
+    std::optional<Ride> ride;       // where its bytes ride
+    std::vector<std::byte> result;  // what all get of these
     Inquiry inquiry;
     // While it moves:
     Schedule schedule;

@@ -84,26 +84,25 @@ class MpiWorld final : public World {
   std::vector<int64_t> hosts_;
 };
 
-/// How a rank's run ended, for the others: how much an error is another rank's doing (the least comes first).
+/// How a rank's run ended, for the others.
 struct Outcome {
   static constexpr int64_t kFine = 3;
-  int64_t suffering = kFine;
-  int64_t kind = 0;   // of an Error; kOther of another exception
-  int64_t bytes = 0;  // of the message
+  int64_t suffering = kFine;  // agree.h; the least is told
+  int64_t kind = 0;           // of an Error; kOther of another exception
+  int64_t bytes = 0;          // of the message
   static constexpr int64_t kOther = -1;
 };
 
 Outcome outcome_of(const std::exception_ptr& error, const std::string& message) {
   Outcome outcome{.bytes = std::ssize(message)};
+  if (!error) return outcome;
+  outcome.suffering = suffering(error);
   try {
-    if (error) std::rethrow_exception(error);
-    return outcome;
+    std::rethrow_exception(error);
   } catch (const Error& thrown) {
     outcome.kind = static_cast<int64_t>(thrown.kind());
-    outcome.suffering = thrown.kind() == ErrorKind::kPeerFailed ? 2 : thrown.kind() == ErrorKind::kTimeout;
   } catch (...) {
     outcome.kind = Outcome::kOther;
-    outcome.suffering = 0;
   }
   return outcome;
 }

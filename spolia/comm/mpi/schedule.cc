@@ -260,6 +260,7 @@ Schedule one_transfer(const Collective& c) {
 }  // namespace
 
 Schedule schedule(const Collective& collective, int place, int ranks) {
+  if (collective.meets_only) return steps({});
   switch (collective.kind) {
     case CollectiveKind::kBroadcast:
       return broadcast(collective, place, ranks);

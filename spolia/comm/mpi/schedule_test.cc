@@ -126,7 +126,7 @@ Cost carry_out(const Operation& made) {
 Cost expect_as_threads(const Operation& made) {
   Operation ours = copy_of(made), theirs = copy_of(made);
   Pieces pieces(moves_of(theirs.asked), theirs.asked[0].dtype, theirs.asked[0].op);
-  while (!pieces.empty() && pieces.carry_out_one() != Pieces::Step::kNothingLeft) {
+  while (pieces.carry_out_one() != Pieces::Step::kNothingLeft) {
   }
   const Cost cost = carry_out(ours);
   for (size_t p = 0; p < made.asked.size(); ++p) {

@@ -1,5 +1,6 @@
 #include "spolia/comm/threads/bell.h"
 
+#include <algorithm>
 #include <thread>
 
 namespace spolia {
@@ -9,7 +10,8 @@ namespace {
 constexpr std::chrono::microseconds kSpin{50};
 /// A core that was given away and is back after so long was with somebody who works.
 constexpr std::chrono::microseconds kLate{100};
-constexpr int kSleepingWaits = 512;
+/// Waits that sleep at once then: at least and at most. It is late again if it is within so many waits.
+constexpr int kLeastSleeps = 32, kMostSleeps = 1024, kAgain = 256;
 
 }  // namespace
 
@@ -27,6 +29,7 @@ bool Bell::spin(uint32_t seen, Deadline deadline) {
     --sleep_at_once_;
     return rings() != seen;
   }
+  if (spins_ < kAgain) ++spins_;
   Deadline now = std::chrono::steady_clock::now();
   const Deadline end = now + kSpin;
   while (rings() == seen && now < deadline) {
@@ -35,7 +38,9 @@ bool Bell::spin(uint32_t seen, Deadline deadline) {
     std::this_thread::yield();
     now = std::chrono::steady_clock::now();
     if (now - before > kLate) {
-      sleep_at_once_ = kSleepingWaits;
+      last_sleeps_ = spins_ < kAgain ? std::clamp(2 * last_sleeps_, kLeastSleeps, kMostSleeps) : kLeastSleeps;
+      sleep_at_once_ = last_sleeps_;
+      spins_ = 0;
       return rings() != seen;
     }
   }

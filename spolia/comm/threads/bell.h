@@ -12,7 +12,7 @@ namespace spolia {
 
 /// Rung by any thread, waited at by one. Who waits gives its core away again and again for some microseconds,
 /// which is what a small operation takes, and then sleeps. Where the core comes back late, others want it
-/// more: then the next waits sleep at once.
+/// more: then the next waits sleep at once; more of them where it was late the last time too.
 class Bell {
  public:
   /// How often it has been rung.
@@ -29,6 +29,8 @@ class Bell {
   std::mutex mutex_;
   std::condition_variable woken_;
   int sleep_at_once_ = 0;  // for so many waits
+  int last_sleeps_ = 0;    // what that was at first
+  int spins_ = 0;          // waits since then
 };
 
 }  // namespace spolia

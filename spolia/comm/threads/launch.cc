@@ -124,19 +124,6 @@ std::exception_ptr run_rank(Team& team, int rank, const std::function<void(World
   return error;
 }
 
-/// How much an error is another rank's doing: the least comes first.
-int suffering(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const PeerFailedError&) {
-    return 2;
-  } catch (const TimeoutError&) {
-    return 1;
-  } catch (...) {
-    return 0;
-  }
-}
-
 void rethrow_culprit(const std::vector<std::exception_ptr>& errors) {
   std::vector<size_t> failed;
   for (size_t rank = 0; rank < errors.size(); ++rank) {

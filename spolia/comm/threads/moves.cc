@@ -21,17 +21,57 @@ void add(std::vector<Move>& moves, Move move) {
     const auto ends = std::remove(move.to.begin(), move.to.end(), move.from[0]);
     move.to.resize(static_cast<size_t>(ends - move.to.begin()));
   }
-  if (!move.to.empty()) moves.push_back(move);
+  if (!move.to.empty()) moves.push_back(std::move(move));
 }
 
-std::vector<Move> broadcast(std::span<const Collective> asked) {
-  const std::span<const std::byte> sent = asked[static_cast<size_t>(asked[0].peer)].send;
-  Move move = {.from = {sent.data()}, .to = {}, .bytes = std::ssize(sent)};
-  for (size_t r = 0; r < asked.size(); ++r) {
-    if (static_cast<int>(r) != asked[0].peer) move.to.push_back(asked[r].receive.data());
+/// Where the next bytes of a place are.
+class Cursor {
+ public:
+  explicit Cursor(Runs runs) : runs_(std::move(runs)) {}
+
+  bool at_end() const { return at_ == runs_.size(); }
+  std::byte* data() const { return runs_[at_].data() + offset_; }
+  /// Bytes up to the end of the run.
+  int64_t bytes() const { return std::ssize(runs_[at_]) - offset_; }
+  /// By no more than these.
+  void advance(int64_t bytes) {
+    offset_ += bytes;
+    if (offset_ < std::ssize(runs_[at_])) return;
+    offset_ = 0;
+    ++at_;
   }
+
+ private:
+  const Runs runs_;
+  size_t at_ = 0;
+  int64_t offset_ = 0;
+};
+
+/// A broadcast's bytes at a place.
+Runs runs_of(const Collective& asked, const Runs& runs) {
+  if (!runs.empty()) return runs;
+  if (!asked.receive.empty()) return {asked.receive};
+  if (asked.send.empty()) return {};
+  return {{const_cast<std::byte*>(asked.send.data()), asked.send.size()}};  // only read
+}
+
+/// A new move wherever a run ends at any place.
+std::vector<Move> broadcast(std::span<const Collective> asked, std::span<const Runs> runs) {
+  const auto root = static_cast<size_t>(asked[0].peer);
+  std::vector<Cursor> cursors;
+  cursors.reserve(asked.size());
+  for (size_t r = 0; r < asked.size(); ++r)
+    cursors.emplace_back(runs_of(asked[r], runs.empty() ? Runs() : runs[r]));
   std::vector<Move> moves;
-  add(moves, move);
+  while (!cursors[root].at_end()) {
+    Move move = {.from = {cursors[root].data()}, .to = {}, .bytes = cursors[root].bytes()};
+    for (size_t r = 0; r < cursors.size(); ++r) {
+      move.bytes = std::min(move.bytes, cursors[r].bytes());
+      if (r != root) move.to.push_back(cursors[r].data());
+    }
+    for (Cursor& cursor : cursors) cursor.advance(move.bytes);
+    add(moves, std::move(move));
+  }
   return moves;
 }
 
@@ -100,12 +140,13 @@ void copy(std::byte* to, const std::byte* from, int64_t bytes, bool streaming) {
 
 }  // namespace
 
-std::vector<Move> moves_of(std::span<const Collective> asked) {
+std::vector<Move> moves_of(std::span<const Collective> asked, std::span<const Runs> runs) {
+  if (asked[0].meets_only) return {};
   switch (asked[0].kind) {
     case Kind::kBarrier:
       return {};
     case Kind::kBroadcast:
-      return broadcast(asked);
+      return broadcast(asked, runs);
     case Kind::kAllGather:
       return all_gather(asked);
     case Kind::kAllReduce:
@@ -123,12 +164,20 @@ std::vector<Move> moves_of(std::span<const Collective> asked) {
 
 Pieces::Pieces(std::vector<Move> moves, DType dtype, ReduceOp op)
     : moves_(std::move(moves)), dtype_(dtype), op_(op) {
-  first_piece_.reserve(moves_.size());
+  begins_.reserve(moves_.size());
   for (const Move& move : moves_) {
-    first_piece_.push_back(count_);
-    count_ += ceil_div(move.bytes, kPieceBytes);
+    begins_.push_back(bytes_);
+    bytes_ += move.bytes;
     bytes_written_ += move.bytes * std::ssize(move.to);
   }
+  count_ = ceil_div(bytes_, kPieceBytes);
+}
+
+/// The bytes [begin, end) of a move.
+void Pieces::carry_out(const Move& move, int64_t begin, int64_t end) noexcept {
+  if (move.from.size() > 1) return reduce(dtype_, op_, move.from, move.to, begin, end);
+  const bool streaming = bytes_written_ >= kStreamBytes;
+  for (std::byte* to : move.to) copy(to + begin, move.from[0] + begin, end - begin, streaming);
 }
 
 Pieces::Step Pieces::carry_out_one() noexcept {
@@ -136,18 +185,14 @@ Pieces::Step Pieces::carry_out_one() noexcept {
   const int64_t piece = taken_.fetch_add(1, std::memory_order_relaxed);
   if (piece >= count_) return Step::kNothingLeft;
 
-  const auto next = std::upper_bound(first_piece_.begin(), first_piece_.end(), piece);
-  const size_t m = static_cast<size_t>(next - first_piece_.begin()) - 1;
-  const Move& move = moves_[m];
-  const int64_t offset = (piece - first_piece_[m]) * kPieceBytes;
-  const int64_t bytes = std::min(kPieceBytes, move.bytes - offset);
-  if (move.from.size() == 1) {
-    const bool streaming = bytes_written_ >= kStreamBytes;
-    for (std::byte* to : move.to) copy(to + offset, move.from[0] + offset, bytes, streaming);
-    if (streaming) finish_streaming();
-  } else {
-    reduce(dtype_, op_, move.from, move.to, offset, offset + bytes);
+  const int64_t begin = piece * kPieceBytes, end = std::min(bytes_, begin + kPieceBytes);
+  const auto next = std::upper_bound(begins_.begin(), begins_.end(), begin);
+  for (size_t m = static_cast<size_t>(next - begins_.begin()) - 1; m < moves_.size() && begins_[m] < end;
+       ++m) {
+    carry_out(moves_[m], std::max(begin - begins_[m], int64_t{0}),
+              std::min(end - begins_[m], moves_[m].bytes));
   }
+  finish_streaming();
   return done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_ ? Step::kDoneTheLast : Step::kDone;
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "spolia/base/inline_vector.h"
-#include "spolia/comm/collective.h"
+#include "spolia/comm/backend.h"
 
 namespace spolia {
 
@@ -20,16 +20,18 @@ struct Move {
 };
 
 /// The moves of an operation, from what each place asks for; of one between two: the sender, the receiver.
-/// None of them is empty, and what would be copied onto itself is left out. Precondition: the places agree.
-std::vector<Move> moves_of(std::span<const Collective> asked);
+/// `runs`: where its bytes lie at a place, if they lie in runs (GroupBackend::start_in_runs()). None of the
+/// moves is empty, and what would be copied onto itself is left out. Precondition: the places agree.
+std::vector<Move> moves_of(std::span<const Collective> asked, std::span<const Runs> runs = {});
 
-/// The moves of an operation, cut into pieces that any number of threads carry out together.
+/// The moves of an operation, laid end to end and cut into pieces of equal bytes, which any number of threads
+/// carry out together.
 class Pieces {
  public:
   Pieces() = default;
   Pieces(std::vector<Move> moves, DType dtype, ReduceOp op);
 
-  bool empty() const { return count_ == 0; }
+  int64_t count() const { return count_; }
   /// Bytes that are written, all targets together.
   int64_t bytes_written() const { return bytes_written_; }
 
@@ -39,11 +41,13 @@ class Pieces {
   Step carry_out_one() noexcept;
 
  private:
+  void carry_out(const Move& move, int64_t begin, int64_t end) noexcept;
+
   std::vector<Move> moves_;
-  std::vector<int64_t> first_piece_;  // of each move
+  std::vector<int64_t> begins_;  // of each move
   DType dtype_ = DType::kUInt8;
   ReduceOp op_ = ReduceOp::kSum;
-  int64_t bytes_written_ = 0;
+  int64_t bytes_ = 0, bytes_written_ = 0;
   int64_t count_ = 0;
   std::atomic<int64_t> taken_{0};
   std::atomic<int64_t> done_{0};

@@ -28,8 +28,8 @@ ThreadBackend::~ThreadBackend() {
   if (std::uncaught_exceptions() == 0) group_->leave(place_);
 }
 
-std::unique_ptr<Work> ThreadBackend::start(const Collective& collective) {
-  Attendance attendance = group_->join(place_, collective);
+std::unique_ptr<Work> ThreadBackend::start_in_runs(const Collective& collective, const Runs& runs) {
+  Attendance attendance = group_->join(place_, collective, runs);
   InFlight& in_flight = in_flight_[{attendance.channel, attendance.participant}];
   if (in_flight.operations.empty()) in_flight.first = attendance.number;
   in_flight.operations.push_back(attendance);

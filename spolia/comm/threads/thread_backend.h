@@ -25,7 +25,9 @@ class ThreadBackend final : public GroupBackend {
   std::span<const int64_t> ranks() const override { return group_->ranks(); }
   int place() const override { return place_; }
   bool reaches(Device device) const override { return device.kind == DeviceKind::kCpu; }
-  std::unique_ptr<Work> start(const Collective& collective) override;
+  std::unique_ptr<Work> start(const Collective& collective) override { return start_in_runs(collective, {}); }
+  bool takes_runs() const override { return true; }
+  std::unique_ptr<Work> start_in_runs(const Collective& collective, const Runs& runs) override;
   void break_group(const std::string& reason) override { group_->break_group(reason); }
   std::string broken() const override { return group_->broken(); }
 

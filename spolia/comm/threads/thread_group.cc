@@ -27,13 +27,17 @@ ThreadGroup::ThreadGroup(std::vector<int64_t> ranks)
   all_.started.resize(ranks_.size(), 0);
 }
 
-Attendance ThreadGroup::join(int place, const Collective& collective) {
+Attendance ThreadGroup::join(int place, Collective collective, Runs runs) {
   Attendance attendance;
   {
     std::lock_guard lock(mutex_);
     attendance = seat(place, collective);
     Meeting& meeting = *attendance.meeting;
-    meeting.asked[attendance.participant] = collective;
+    meeting.asked[attendance.participant] = std::move(collective);
+    if (!runs.empty()) {
+      meeting.runs.resize(meeting.asked.size());
+      meeting.runs[attendance.participant] = std::move(runs);
+    }
     ++meeting.arrived;
     check_agreement(attendance);
     check_presence(attendance);
@@ -45,7 +49,7 @@ Attendance ThreadGroup::join(int place, const Collective& collective) {
     while (help(attendance)) {
     }
   }
-  if (!small || attendance.meeting->pieces->empty()) ring_others(attendance);
+  if (!small || attendance.meeting->pieces->count() == 0) ring_others(attendance);
   return attendance;
 }
 
@@ -71,7 +75,7 @@ void ThreadGroup::give_up(const Attendance& attendance) {
   const Meeting& meeting = *attendance.meeting;
   if (meeting.stage.load(std::memory_order_relaxed) != Stage::kGathering) return;
   const std::string reason = fmt::format("{}, {}: timed out; not arrived: {}",
-                                         describe(*meeting.asked[attendance.participant], ranks_),
+                                         describe(meeting.asked[attendance.participant], ranks_),
                                          title(attendance), missing(attendance));
   break_locked(reason);
   throw TimeoutError("{}", reason);
@@ -132,12 +136,13 @@ Attendance ThreadGroup::seat(int place, const Collective& collective) {
 /// Breaks the group and throws where what this participant asks for does not go with what others do.
 void ThreadGroup::check_agreement(const Attendance& attendance) {
   Meeting& meeting = *attendance.meeting;
-  const Collective& own = *meeting.asked[attendance.participant];
-  const std::vector<int>& places = attendance.channel->participants;
+  const Collective& own = meeting.asked[attendance.participant];
+  const Channel& channel = *attendance.channel;
+  const std::vector<int>& places = channel.participants;
   for (size_t p = 0; p < meeting.asked.size(); ++p) {
-    if (p == attendance.participant || !meeting.asked[p]) continue;
+    if (p == attendance.participant || channel.started[p] <= attendance.number) continue;
     const auto reason =
-        disagreement(*meeting.asked[p], places[p], own, places[attendance.participant], ranks_);
+        disagreement(meeting.asked[p], places[p], own, places[attendance.participant], ranks_);
     if (reason) {
       break_locked(fmt::format("{}: {}", title(attendance), *reason), &meeting);
       rethrow(attendance);
@@ -162,11 +167,10 @@ void ThreadGroup::check_presence(const Attendance& attendance) {
 /// All have arrived.
 void ThreadGroup::begin_moves(const Attendance& attendance) {
   Meeting& meeting = *attendance.meeting;
-  std::vector<Collective> asked;
-  asked.reserve(meeting.asked.size());
-  for (const auto& collective : meeting.asked) asked.push_back(*collective);
-  meeting.pieces.emplace(moves_of(asked), asked[0].dtype, asked[0].op);
-  meeting.stage.store(meeting.pieces->empty() ? Stage::kLanded : Stage::kMoving, std::memory_order_release);
+  const Collective& first = meeting.asked[0];
+  meeting.pieces.emplace(moves_of(meeting.asked, meeting.runs), first.dtype, first.op);
+  meeting.stage.store(meeting.pieces->count() == 0 ? Stage::kLanded : Stage::kMoving,
+                      std::memory_order_release);
   // Operations gather in their order: this is the first that is open.
   attendance.channel->open.pop_front();
   ++attendance.channel->first_open;

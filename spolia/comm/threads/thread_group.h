@@ -32,7 +32,8 @@ struct Meeting {
 
   std::atomic<Stage> stage{Stage::kGathering};
   // Under the group's mutex, and constant once the stage is not kGathering:
-  std::vector<std::optional<Collective>> asked;  // by participant
+  std::vector<Collective> asked;  // by participant, of those that have arrived
+  std::vector<Runs> runs;         // by participant, if any has runs: see moves_of()
   size_t arrived = 0;
   std::optional<Pieces> pieces;              // from kMoving on
   ErrorKind error = ErrorKind::kPeerFailed;  // of kFailed
@@ -67,7 +68,7 @@ class ThreadGroup {
 
   /// Arrives at the place's next operation; GroupBackend::start() says what it throws. A small operation is
   /// carried out by the last to arrive.
-  Attendance join(int place, const Collective& collective);
+  Attendance join(int place, Collective collective, Runs runs);
   /// Carries out a piece of an operation that is moving; false where none is left.
   bool help(const Attendance& attendance);
   /// Throws what an operation has failed with.

@@ -1,9 +1,12 @@
 // Thread ranks: broadcasts to three receivers against memcpy, and barriers of four ranks against one that
 // spins and one that sleeps, all on the same threads.
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -11,6 +14,7 @@
 
 #include <benchmark/benchmark.h>
 
+#include "spolia/comm/exchange.h"
 #include "spolia/comm/world.h"
 
 namespace spolia {
@@ -18,60 +22,57 @@ namespace {
 
 constexpr int kRanks = 4;
 
-/// Seconds that `rounds` calls of a rank's function take, as rank 0 sees it, once all have called it a few
-/// times. `make` makes each rank's.
-double seconds(int64_t rounds, const std::function<std::function<void()>(World&)>& make) {
-  double taken = 0;
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+  return values[values.size() / 2];
+}
+
+using Call = std::function<void()>;
+
+/// Microseconds of a call, for each of the ways that `make` makes on each rank: medians of 41 series of
+/// `calls` calls, of the ways in turn, so that a busy machine is as busy for all. A series ends when all
+/// ranks have ended it.
+std::vector<double> microseconds(int64_t calls, const std::function<std::vector<Call>(World&)>& make) {
+  constexpr int kSeries = 41;
+  std::vector<double> medians;
   launch(kRanks, [&](World& world) {
-    const std::function<void()> body = make(world);
-    for (int i = 0; i < 3; ++i) body();
-    world.all()->barrier().wait();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int64_t i = 0; i < rounds; ++i) body();
-    world.all()->barrier().wait();
-    if (world.rank() == 0) {
-      taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const std::vector<Call> ways = make(world);
+    std::vector<std::vector<double>> taken(ways.size());
+    for (int series = -1; series < kSeries; ++series) {
+      for (size_t way = 0; way < ways.size(); ++way) {
+        world.all()->barrier().wait();
+        const auto begin = std::chrono::steady_clock::now();
+        for (int64_t i = 0; i < calls; ++i) ways[way]();
+        world.all()->barrier().wait();
+        const std::chrono::duration<double, std::micro> all = std::chrono::steady_clock::now() - begin;
+        if (series >= 0) taken[way].push_back(all.count() / static_cast<double>(calls));
+      }
     }
+    if (world.rank() != 0) return;
+    for (std::vector<double>& values : taken) medians.push_back(median(std::move(values)));
   });
-  return taken;
+  return medians;
 }
 
+/// Broadcasts of some bytes to three receivers, and each receiver's memcpy of as many: all ranks' threads
+/// copy at once, which is as fast as memory is.
 void bench_broadcast(benchmark::State& state) {
-  const int64_t bytes = state.range(0), rounds = std::max<int64_t>(4, (int64_t{64} << 20) / bytes / 4);
-  for (auto _ : state) {
-    state.SetIterationTime(seconds(rounds, [bytes](World& world) {
-      auto memory = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(bytes), std::byte{1});
-      return [memory, &world] { world.all()->broadcast(byte_view(std::span(*memory)), 0).wait(); };
-    }));
-  }
-  state.SetBytesProcessed(state.iterations() * rounds * bytes * (kRanks - 1));  // delivered
-}
-
-/// The same bytes, from one buffer into three others, by one thread or by two.
-void bench_memcpy(benchmark::State& state) {
-  const auto bytes = static_cast<size_t>(state.range(0));
-  const auto threads = static_cast<size_t>(state.range(1));
-  const std::vector<std::byte> from(bytes, std::byte{1});
-  std::vector<std::vector<std::byte>> to(kRanks - 1, std::vector<std::byte>(bytes));
-  const int64_t rounds = std::max<int64_t>(4, (int64_t{64} << 20) / state.range(0) / 4);
-  const auto copy = [&](size_t thread) {
-    const size_t begin = bytes * thread / threads, end = bytes * (thread + 1) / threads;
-    for (int64_t i = 0; i < rounds; ++i) {
-      for (std::vector<std::byte>& target : to)
-        std::memcpy(target.data() + begin, from.data() + begin, end - begin);
-      benchmark::ClobberMemory();
-    }
-  };
-  for (auto _ : state) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::thread other([&] {
-      if (threads > 1) copy(1);
-    });
-    copy(0);
-    other.join();
-    state.SetIterationTime(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  state.SetBytesProcessed(state.iterations() * rounds * state.range(0) * (kRanks - 1));
+  const int64_t bytes = state.range(0);
+  const int64_t calls = std::clamp<int64_t>((int64_t{4} << 20) / bytes, 1, 100);
+  std::vector<std::vector<std::byte>> memory(
+      kRanks, std::vector<std::byte>(static_cast<size_t>(bytes), std::byte{1}));
+  const std::vector<double> medians = microseconds(calls, [&](World& world) -> std::vector<Call> {
+    std::vector<std::byte>& own = memory[static_cast<size_t>(world.rank())];
+    return {[&] { world.all()->broadcast(byte_view(std::span(own)), 0).wait(); },
+            [&] {
+              if (world.rank() != 0) std::memcpy(own.data(), memory[0].data(), own.size());
+              benchmark::ClobberMemory();
+            }};
+  });
+  for (auto _ : state) state.SetIterationTime(medians[0] / 1e6);
+  const auto delivered = static_cast<double>((kRanks - 1) * bytes) / 1e3;  // GB/s of a microsecond
+  state.counters["GB/s"] = delivered / medians[0];
+  state.counters["memcpy GB/s"] = delivered / medians[1];
 }
 
 /// Arrivals are counted by an atomic number; who waits gives its core away.
@@ -109,39 +110,54 @@ class SleepingBarrier {
   int arrived_ = 0, round_ = 0;
 };
 
-void time_barriers(benchmark::State& state, const std::function<std::function<void()>(World&)>& make) {
-  constexpr int64_t kRounds = 5000;
-  for (auto _ : state) state.SetIterationTime(seconds(kRounds, make));
-  state.counters["us"] = benchmark::Counter(static_cast<double>(state.iterations() * kRounds) / 1e6,
-                                            benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-}
-
+/// Of four ranks, in microseconds.
 void bench_barrier(benchmark::State& state) {
-  time_barriers(state, [](World& world) { return [&world] { world.all()->barrier().wait(); }; });
-}
-void bench_spinning_barrier(benchmark::State& state) {
-  SpinningBarrier barrier;
-  time_barriers(state, [&](World&) { return [&] { barrier.wait(); }; });
-}
-void bench_sleeping_barrier(benchmark::State& state) {
-  SleepingBarrier barrier;
-  time_barriers(state, [&](World&) { return [&] { barrier.wait(); }; });
+  SpinningBarrier spinning;
+  SleepingBarrier sleeping;
+  std::array<int64_t, kRanks> shared{};
+  const std::vector<double> medians = microseconds(300, [&](World& world) -> std::vector<Call> {
+    const auto gather = [&world] { all_gather_number(*world.all(), world.rank()); };
+    const auto gather_spinning = [&, rank = static_cast<size_t>(world.rank())] {
+      shared[rank] = world.rank();
+      spinning.wait();
+      benchmark::DoNotOptimize(shared);
+      spinning.wait();
+    };
+    return {[&world] { world.all()->barrier().wait(); }, [&] { spinning.wait(); }, [&] { sleeping.wait(); },
+            gather, gather_spinning};
+  });
+  for (auto _ : state) state.SetIterationTime(medians[0] / 1e6);
+  state.counters["barrier"] = medians[0];
+  state.counters["spinning"] = medians[1];
+  state.counters["sleeping"] = medians[2];
+  state.counters["all-gather"] = medians[3];
+  state.counters["spinning all-gather"] = medians[4];
 }
 
-constexpr int64_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20};
-
-void broadcast_sizes(benchmark::internal::Benchmark* bench) {
-  for (int64_t bytes : kSizes) bench->Arg(bytes);
+/// Milliseconds of processors that three ranks take to wait a second for the fourth.
+void bench_long_wait(benchmark::State& state) {
+  for (auto _ : state) {
+    const std::clock_t begin = std::clock();
+    launch(kRanks, [](World& world) {
+      if (world.rank() == 3) std::this_thread::sleep_for(std::chrono::seconds(1));
+      world.all()->barrier().wait();
+    });
+    state.SetIterationTime(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+  }
 }
-void memcpy_sizes(benchmark::internal::Benchmark* bench) {
-  for (int64_t bytes : kSizes) bench->Args({bytes, 1})->Args({bytes, 2});
-}
 
-BENCHMARK(bench_broadcast)->Name("broadcast to 3")->Apply(broadcast_sizes)->UseManualTime();
-BENCHMARK(bench_memcpy)->Name("memcpy to 3")->Apply(memcpy_sizes)->UseManualTime();
-BENCHMARK(bench_barrier)->Name("barrier of 4")->UseManualTime();
-BENCHMARK(bench_spinning_barrier)->Name("barrier of 4, spinning")->UseManualTime();
-BENCHMARK(bench_sleeping_barrier)->Name("barrier of 4, sleeping")->UseManualTime();
+BENCHMARK(bench_broadcast)
+    ->Name("broadcast to 3")
+    ->RangeMultiplier(8)
+    ->Range(4 << 10, 128 << 20)
+    ->Iterations(1)
+    ->UseManualTime();
+BENCHMARK(bench_barrier)->Name("barrier of 4, us")->Iterations(1)->UseManualTime();
+BENCHMARK(bench_long_wait)
+    ->Name("processor time of a wait of 1 s")
+    ->Iterations(1)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace spolia
