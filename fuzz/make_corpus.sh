@@ -95,6 +95,42 @@ case $name in
       printf '\0{"format":"spolia part",%s,"data":{"file":"d","bytes":16},"header":{"bytes":8},"chunks":[' "$start"
       printf '{"tensor":0,"offset":8,"box":[[0,0],[1,2]]},{"tensor":0,"offset":12,"box":[[1,0],[1,2]]}]}'
     } | add
+    { printf '{"format":"spolia",%s,"layouts":["[replicate] over 2"],"parts":[{"writer":0,"file":"p",%s}],' "$start" "$file"
+      printf '"tensors":[{"name":"w","dtype":"int8","shape":[2],"layout":0}]}'
+      printf '\0{"format":"spolia part",%s,"data":{"file":"d","bytes":14},"header":{"bytes":8},"chunks":[' "$start"
+      printf '{"tensor":0,"offset":8},{"tensor":0,"offset":10},{"tensor":0,"offset":12,"box":[[0],[2]]}]}'
+    } | add
+    ;;
+  description)
+    # Numbers of 64 bits, little end first; texts after their lengths.
+    number() { printf "\\x$(printf %02x $(($1 & 255)))\\x$(printf %02x $(($1 >> 8 & 255)))\0\0\0\0\0\0"; }
+    text() { number ${#1}; printf '%s' "$1"; }
+    minus_one() { printf '\xff\xff\xff\xff\xff\xff\xff\xff'; }
+    { number 1; text '[shard(0)] over 2'
+      number 2
+      text a; number 1; number 1; text a; text float32; number 2; number 6; number 3; number 1; number 0; number 0
+      text b; number 1; number 0; number 4; text int8; number 1; number 5; number 2; minus_one
+      number 1; number 1; number 1; number 4; number 77
+      number 1; text step; number 1; number 1; text step; number 99
+    } | add
+    { number 0; number 0; number 0; } | add
+    { number 2; text '[ragged([0, 1], [1, 0])] over 2'; text '[replicate, strided(0, 2)] over 1x2 on [1, 0]'
+      number 2
+      text '' ; number 0; text uint8; number 2; number 2; number 2; number 0; number 0; number 0
+      text x; number 0; text bfloat16; number 1; number 8; number 3; number 1; number 0
+      number 0
+    } | add
+    ;;
+  mapping)
+    for text in 'a, b -> c, axis=0\nc^T -> d\0a:f24 b:f34' 'a -> b, c, axis=1\nc -> _; b -> e, permute="[1, 0]"\0a:f26' \
+      'a -> q, k, v, fused_qkv, num_heads=2, num_key_value_groups=1\0a:b28 state.a.exp_avg:f28 state.a.step:f' \
+      'l.$LAYER_ID.e.*.w -> m.$LAYER_ID, axis=0\0l.0.e.0.w:f22 l.0.e.1.w:f22 l.1.e.0.w:f22' \
+      'a -> b, reshape="[2, 3, 4]", dtype="float16"\n_ -> n, shape="[2]", dtype="float32", fill=0\0a:f64' \
+      'g, u -> w, fused_ffn, dst_tp=2\n"x" -> x\0g:f24 u:f24 x:i2 x.moment1_0:f2\0w:f28 x:i2 x.moment1_0:f2' \
+      'e.[0:2].w -> all, axis=0, sizes="equal"; a[0:2] -> b, axis=0\0e.0.w:f22 e.1.w:f22 a_0:f1 a_1:f2' \
+      '{"aoa_statements": ["a^T -> c", "_ -> n"], "aoa_config_reverse": true}\0c:f24\0a:f42'; do
+      printf "$text" | add
+    done
     ;;
   text)
     for text in 'replicate' 'shard(-1)' 'shard(0, balanced)' 'strided(0, 2, chunked)' 'partial(sum)' \

@@ -18,6 +18,7 @@ case $name in
   safetensors | weight_index | sharding_info | spolia_manifest) options+=(-dict=fuzz/json.dict) ;;
   pickle | tensor_pickle | dcp_metadata) options+=(-dict=fuzz/pickle.dict) ;;
   zip | torch_save | dcp_item) options+=(-dict=fuzz/zip.dict) ;;
+  mapping) options+=(-dict=fuzz/mapping.dict) ;;
 esac
 
 mkdir -p "$found"
