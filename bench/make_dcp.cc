@@ -136,7 +136,7 @@ int64_t make_dcp(const std::filesystem::path& path, const std::vector<NamedShape
     }
   }
   const auto no_values = make_resolved_source({}, {}, nullptr);
-  target->finish(*no_values, BlockChecksums(catalog, 0), files, folder);
+  finish_all(*target, *no_values, BlockChecksums(catalog, 0), files, folder);
   folder.sync(1);
   return bytes;
 }

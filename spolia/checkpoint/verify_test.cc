@@ -130,8 +130,8 @@ std::shared_ptr<MemoryStore> spolia_folder() {
       checksums.of(t, 0)[b] = crc32(0, rest.first(std::min(rest.size(), size_t{1} << 20)));
     }
   }
-  target->finish(*open_source(posix_store(), data("torch-2.14/fsdp2-4")), checksums, std::span(&file, 1),
-                 folder);
+  finish_all(*target, *open_source(posix_store(), data("torch-2.14/fsdp2-4")), checksums, std::span(&file, 1),
+             folder);
   return store;
 }
 

@@ -28,4 +28,14 @@ std::span<uint32_t> BlockChecksums::of(size_t tensor, size_t chunk) {
   return std::span(crcs_).subspan(first_block_[c], first_block_[c + 1] - first_block_[c]);
 }
 
+std::vector<std::string> finish_all(const Target& target, const Source& source,
+                                    const BlockChecksums& checksums, std::span<OutputFile* const> files,
+                                    OutputFolder& folder) {
+  std::vector<std::string> finished;
+  for (size_t f = 0; f < files.size(); ++f) {
+    finished.push_back(target.finish_file(static_cast<uint32_t>(f), checksums, *files[f], folder));
+  }
+  return target.finish(source, finished, files.empty() ? nullptr : files.front(), folder);
+}
+
 }  // namespace spolia

@@ -2,13 +2,16 @@
 //
 // A format gives every chunk its place before a byte of a tensor is read, so that a plan can say what goes
 // where and threads may write in any order. What depends on the bytes themselves, their checksums, is written
-// beside a chunk when it is complete (frames) and at the very end (finish()).
+// beside a chunk when it is complete (frames), when its file is (finish_file()), and at the very end
+// (finish()). Ranks that write together each make the target as far as their own files go; the one that
+// finishes it for all knows of the others' what finish_file() said.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +42,9 @@ struct TargetContents {
   size_t writers = 1;
   /// Whether the format's checksums are computed and written.
   bool checksums = true;
+  /// A writer that writes without the others, its own chunks and metadata alone: the folder is whole when all
+  /// have.
+  std::optional<uint32_t> alone;
 };
 
 /// The CRC-32s of a target's chunks: one for each block of `block_bytes` of a chunk's bytes, counted from its
@@ -89,15 +95,28 @@ class Target {
   /// The names of values that the format cannot hold, as far as that is known without reading them.
   virtual std::vector<std::string> left_out() const { return {}; }
 
-  /// Writes whatever else belongs there: headers, values, indices, and last of all the file without which
-  /// the folder is no checkpoint. `files`: the catalog's, open. `folder`: where further files are made.
+  /// Writes what else belongs to one of the catalog's files, in it and beside it: its header, what describes
+  /// its chunks. Returns what finish() has to know of it.
+  virtual std::string finish_file(uint32_t /*file*/, const BlockChecksums& /*checksums*/,
+                                  OutputFile& /*open_file*/, OutputFolder& /*folder*/) const {
+    return {};
+  }
+
+  /// Writes whatever else belongs there: values, indices, and last of all the file without which the folder is
+  /// no checkpoint. `finished`: what finish_file() said of all files of all writers, by rising writer. `first`:
+  /// the catalog's first file, open; nullptr where it has none. `folder`: where further files are made.
   /// Returns the names of all values that the format cannot hold, which are left out.
-  virtual std::vector<std::string> finish(const Source& source, const BlockChecksums& checksums,
-                                          std::span<OutputFile* const> files, OutputFolder& folder) const = 0;
+  virtual std::vector<std::string> finish(const Source& source, std::span<const std::string> finished,
+                                          OutputFile* first, OutputFolder& folder) const = 0;
 
  protected:
   Catalog catalog_;
   std::vector<size_t> order_;
 };
+
+/// Finishes every file, then the target, where one writes everything. `files`: the catalog's, open.
+std::vector<std::string> finish_all(const Target& target, const Source& source,
+                                    const BlockChecksums& checksums, std::span<OutputFile* const> files,
+                                    OutputFolder& folder);
 
 }  // namespace spolia

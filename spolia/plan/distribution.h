@@ -11,14 +11,13 @@
 namespace spolia {
 
 /// Gives every tensor of the catalog the layout that the rules say, and as chunks the boxes of all its ranks:
-/// each shard once, written by one of the ranks that hold it, which is a chunk's extent's `file` (offset 0,
-/// length the box's bytes). Chunks are in the order of their ranks, then of the rank's local buffer. Returns
-/// the number of writers, rules.ranks(); some may have nothing to write.
+/// each shard once, whole or in parts written by some of the ranks that hold it, as assign_owners() balances
+/// them. A chunk's rank is its extent's `file` (offset 0, length the box's bytes). Chunks are in the order of
+/// their ranks, then of the rank's local buffer. Returns the number of writers, rules.ranks(); some may have
+/// nothing to write.
 ///
-/// Of a tensor with replicas, `replica` says which write it. It is chosen so that the busiest rank writes
-/// little: tensors of which there is but one copy first, then those with the largest shards, each by the
-/// replica that keeps the maximum of its ranks' bytes smallest. The same catalog and rules give the same
-/// answer.
+/// `replica` is set where it says which ranks write: where they have whole shards and one number. The same
+/// catalog and rules give the same answer.
 ///
 /// A tensor without elements has one empty chunk. InvalidArgumentError where a rule's pattern matches no
 /// tensor or its placements do not suit one; UnsupportedError where a rule cuts a tensor of a dtype finer

@@ -143,12 +143,6 @@ std::string made_of(const TransferPlan& plan, const Catalog& source, const Catal
 
 }  // namespace
 
-RegionCopy copy_whole(size_t source, size_t target) { return {source, target, nullptr}; }
-
-RegionCopy copy_region(size_t source, size_t target, Region region) {
-  return {source, target, std::make_shared<const Region>(std::move(region))};
-}
-
 Box TransferPlan::box_of(const TilePart& part, const Catalog& target) const {
   return part.box == TilePart::kWhole ? whole_box(target.tensors[part.target]) : boxes[part.box];
 }

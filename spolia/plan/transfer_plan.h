@@ -20,31 +20,9 @@
 
 #include "spolia/layout/box.h"
 #include "spolia/state/catalog.h"
+#include "spolia/state/region_copy.h"
 
 namespace spolia {
-
-/// A box of one tensor that becomes a box of another. Dim d of the target is dim permute[d] of the source
-/// (empty: d itself). Boxes are in addressable shapes (catalog.h).
-struct Region {
-  Box source;
-  Box target;
-  Dims permute;
-};
-
-/// What becomes of a part of a source tensor, or of all of it. Where the dtypes differ the elements are cast.
-struct RegionCopy {
-  size_t source = 0;  // an index into the source catalog's tensors
-  size_t target = 0;  // an index into the target catalog's tensors
-  /// nullptr: all of the source, as it is, becomes all of the target. Most copies are such, and there may be
-  /// millions of them.
-  std::shared_ptr<const Region> region;
-  /// The target's dim along which the source's elements lie closest together, where it is not the last: a
-  /// hint from those who know how the source is stored. -1: the last one that is not permuted away.
-  int fastest_dim = -1;
-};
-
-RegionCopy copy_whole(size_t source, size_t target);
-RegionCopy copy_region(size_t source, size_t target, Region region);
 
 /// All of a target tensor, or one box of it.
 struct TilePart {

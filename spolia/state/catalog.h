@@ -42,10 +42,12 @@ struct TensorEntry {
   bool requires_grad = false;
   MemoryFormat memory_format = MemoryFormat::kContiguous;
   KeyPath path;  // where the format records it; else empty
-  /// How ranks share the tensor, where that is known: the chunks are then the boxes of its ranks, each of
-  /// them written by one of the ranks that hold it, number `replica` of Layout::replicas().
+  /// How ranks share the tensor, where that is known.
   std::shared_ptr<const Layout> layout;
-  uint32_t replica = 0;
+  /// Where it is set, there is a layout and the chunks follow from it: every shard whole, in its boxes,
+  /// written by number `replica` of the ranks that hold it (Layout::replicas()). Else the boxes are just as
+  /// listed.
+  std::optional<uint32_t> replica;
 
   size_t chunks() const { return extents.size(); }
   int64_t bytes() const { return byte_size(dtype, shape); }

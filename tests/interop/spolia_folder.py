@@ -41,7 +41,7 @@ def read_part(folder, manifest, rank, part):
         require(chunk.get("crc32", "") == crcs(data, manifest["block_bytes"]), f"the checksums of {name!r}")
         if "box" in chunk:
             offsets, sizes = chunk["box"]
-        elif "layout" not in entry:
+        elif "replica" not in entry:
             offsets, sizes = [0] * len(entry["shape"]), entry["shape"]
         else:
             if chunk["tensor"] not in to_come:

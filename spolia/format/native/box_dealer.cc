@@ -4,24 +4,9 @@
 #include <map>
 #include <tuple>
 
+#include "spolia/plan/ownership.h"
+
 namespace spolia {
-namespace {
-
-/// The rank's number in Layout::replicas(), without listing them: its coordinates in the replicated mesh
-/// dims, counted row-major. Nothing where it is outside the mesh.
-std::optional<int64_t> replica_number(const Layout& layout, int64_t rank) {
-  const std::optional<Dims> coordinates = layout.mesh().coordinates_of(rank);
-  if (!coordinates) return std::nullopt;
-  int64_t number = 0;
-  for (size_t m = 0; m < coordinates->size(); ++m) {
-    if (is_replicate(layout.placements()[m])) {
-      number = number * layout.mesh().shape()[m] + (*coordinates)[m];
-    }
-  }
-  return number;
-}
-
-}  // namespace
 
 std::vector<Box> boxes_written(const Layout& layout, uint32_t replica, std::span<const int64_t> shape,
                                int64_t rank) {
@@ -36,11 +21,11 @@ BoxDealer::BoxDealer(const Catalog& catalog)
   std::map<std::tuple<const Layout*, uint32_t, std::vector<int64_t>>, uint32_t> known;
   for (size_t t = 0; t < catalog.tensors.size(); ++t) {
     const TensorEntry& tensor = catalog.tensors[t];
-    if (tensor.layout == nullptr || numel(tensor.shape) == 0) continue;
+    if (tensor.layout == nullptr || !tensor.replica || numel(tensor.shape) == 0) continue;
     const auto [at, fresh] =
-        known.try_emplace({tensor.layout.get(), tensor.replica, {tensor.shape.begin(), tensor.shape.end()}},
+        known.try_emplace({tensor.layout.get(), *tensor.replica, {tensor.shape.begin(), tensor.shape.end()}},
                           static_cast<uint32_t>(groups_.size()));
-    if (fresh) groups_.push_back({tensor.layout.get(), tensor.replica, tensor.shape, std::nullopt});
+    if (fresh) groups_.push_back({tensor.layout.get(), *tensor.replica, tensor.shape, std::nullopt});
     group_of_[t] = at->second;
   }
 }

@@ -23,7 +23,7 @@ class BoxDealer {
   /// Uses the tensors' layouts, replica numbers and shapes; the catalog outlives the object.
   explicit BoxDealer(const Catalog& catalog);
 
-  /// Whether the tensor's boxes follow from its layout: it has one, and elements.
+  /// Whether the tensor's boxes follow from its layout: it has one with a replica number, and elements.
   bool deals(size_t tensor) const { return group_of_[tensor] != kNoGroup; }
 
   /// Begins a rank's file of so many chunks, which bound what is computed for it.

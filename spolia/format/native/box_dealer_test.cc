@@ -31,6 +31,7 @@ TensorEntry tensor_of(std::string name, Dims shape, std::shared_ptr<const Layout
   tensor.name = std::move(name);
   tensor.shape = std::move(shape);
   tensor.layout = std::move(layout);
+  if (tensor.layout != nullptr) tensor.replica = 0;
   return tensor;
 }
 
@@ -38,11 +39,13 @@ TEST(BoxDealer, DealsEachTensorsBoxesInOrder) {
   auto strided = std::make_shared<const Layout>(DeviceMesh({2}), std::vector<Placement>{StridedShard{0, 2}});
   Catalog catalog;
   catalog.tensors = {tensor_of("a", {4}, strided), tensor_of("b", {4}, strided), tensor_of("c", {4}, nullptr),
-                     tensor_of("d", {0}, strided)};
+                     tensor_of("d", {0}, strided), tensor_of("e", {4}, strided)};
+  catalog.tensors[4].replica.reset();
   BoxDealer dealer(catalog);
   EXPECT_TRUE(dealer.deals(0));
   EXPECT_FALSE(dealer.deals(2));
   EXPECT_FALSE(dealer.deals(3));
+  EXPECT_FALSE(dealer.deals(4));
   dealer.start(1, 4);
   EXPECT_EQ(*dealer.next(0), (Box{{1}, {1}}));
   EXPECT_EQ(dealer.unfinished(), 0u);

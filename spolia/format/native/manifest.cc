@@ -75,8 +75,9 @@ void append_tensor(std::string& out, const Manifest::Tensor& tensor) {
   append_tagged_json(out, tensor.name);
   append(out, R"(, "dtype": "{}", "shape": )", name_of(tensor.dtype));
   append_numbers(out, tensor.shape);
-  append(out, R"(, "chunks": {})", tensor.chunks);
-  if (tensor.layout) append(out, R"(, "layout": {}, "replica": {})", *tensor.layout, tensor.replica);
+  if (tensor.chunks) append(out, R"(, "chunks": {})", *tensor.chunks);
+  if (tensor.layout) append(out, R"(, "layout": {})", *tensor.layout);
+  if (tensor.replica) append(out, R"(, "replica": {})", *tensor.replica);
   if (tensor.requires_grad) out += ", \"requires_grad\": true";
   if (tensor.memory_format != MemoryFormat::kContiguous) {
     append(out, R"(, "memory_format": "{}")", kMemoryFormats[static_cast<size_t>(tensor.memory_format)]);
@@ -176,10 +177,12 @@ void read_tensor(const JsonObject& object, Manifest::Tensor& tensor) {
   tensor.dtype = dtype_of(object);
   tensor.shape = dims_of(object.at("shape"), "\"shape\"");
   checked_tensor_size(tensor.dtype, tensor.shape);
-  tensor.chunks = object.integer("chunks");
+  if (object.find("chunks") != nullptr) tensor.chunks = object.integer("chunks");
   if (object.find("layout") != nullptr) {
     tensor.layout = static_cast<uint32_t>(object.integer("layout", kMostIndex));
-    tensor.replica = static_cast<uint32_t>(object.integer("replica", kMostIndex));
+    if (object.find("replica") != nullptr) {
+      tensor.replica = static_cast<uint32_t>(object.integer("replica", kMostIndex));
+    }
   }
   tensor.requires_grad = flag(object, "requires_grad");
   tensor.memory_format = memory_format_of(object);

@@ -40,9 +40,9 @@ struct Manifest {
     std::string name;
     DType dtype = DType::kFloat32;
     Dims shape;
-    int64_t chunks = 1;              // in all parts
-    std::optional<uint32_t> layout;  // an index into `layouts`
-    uint32_t replica = 0;
+    std::optional<int64_t> chunks;    // in all parts; nothing where nobody counted
+    std::optional<uint32_t> layout;   // an index into `layouts`
+    std::optional<uint32_t> replica;  // only with a layout
     bool requires_grad = false;
     MemoryFormat memory_format = MemoryFormat::kContiguous;
     KeyPath path;

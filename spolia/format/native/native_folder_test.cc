@@ -116,6 +116,12 @@ TargetContents random_contents() {
       const Layout layout = random_layout(shape);
       const auto replicas = std::ssize(layout.replicas(layout.mesh().ranks()[0]));
       share_out(tensor, layout, static_cast<uint32_t>(pick(0, replicas)));
+      if (pick(0, 3) == 0) {  // ranks wrote whatever parts they liked
+        tensor.replica.reset();
+        tensor.boxes = BoxList(tensor.shape.size());
+        tensor.extents.clear();
+        cut_at_random(tensor, contents.writers);
+      }
     } else {
       cut_at_random(tensor, contents.writers);
     }
@@ -362,6 +368,50 @@ TEST(SpoliaFolder, RefusesContentsThatAreNotAsPromised) {
       ErrorKind::kUnsupported, "finer than a byte");
 }
 
+/// The example with the second half of w written by three writers.
+TargetContents example_with_copies() {
+  TargetContents contents = example();
+  TensorEntry& w = contents.catalog.tensors[1];
+  w.replica.reset();
+  w.boxes = BoxList(2);
+  w.extents.clear();
+  const std::vector<Box> halves = split(whole(w.shape), 0, 3);
+  add_chunk(w, halves[1], 0);
+  add_chunk(w, halves[0], 1);
+  add_chunk(w, halves[1], 2);
+  add_chunk(w, halves[1], 3);
+  return contents;
+}
+
+TEST(SpoliaFolder, OfCopiesTheFirstOneCounts) {
+  const TargetContents contents = example_with_copies();
+  auto store = std::make_shared<MemoryStore>();
+  write_contents(*store, contents, example_source());
+  // The other copies' bytes do not matter.
+  for (const char* name : {"data-00002.safetensors", "data-00003.safetensors"}) {
+    std::string data = read_text(*store, name);
+    data.back() ^= 1;
+    replace_file(*store, name, data);
+  }
+  const auto source = open_source(store, kFolder);
+  const TensorEntry& w = source->catalog().tensors[1];
+  ASSERT_EQ(w.chunks(), 2u);
+  EXPECT_EQ(find_tiling_fault(w), std::nullopt);
+  EXPECT_EQ(testing::gather(*source, 1), bytes_of_tensor(w));
+  ASSERT_NE(w.layout, nullptr);
+  EXPECT_EQ(w.replica, std::nullopt);
+  for (uint32_t f = 0; f < 4; ++f) source->check_file(f);
+}
+
+TEST(SpoliaFolder, CopiesInOnePartAreAFault) {
+  TargetContents contents = example_with_copies();
+  contents.catalog.tensors[1].extents[3].file = 2;
+  auto store = std::make_shared<MemoryStore>();
+  write_contents(*store, contents, example_source());
+  const auto source = open_source(store, kFolder);
+  EXPECT_NE(find_tiling_fault(source->catalog().tensors[1]), std::nullopt);
+}
+
 // Damage and hostility.
 
 /// The example with its manifest, or one of its parts, changed; all hashes are right.
@@ -429,7 +479,7 @@ TEST(SpoliaFolder, RefusesPartsThatContradictTheManifest) {
       [](PartFile& p) {
         p.chunks[0].box = Box{{0, 0}, {3, 3}};
       },
-      {"though its tensor has a layout"}, "part-00002.json");
+      {"follows from its tensor's layout"}, "part-00002.json");
   expect_part([](PartFile& p) { p.chunks.push_back(p.chunks[0]); }, {"\"w\""}, "part-00002.json");
 }
 
@@ -444,7 +494,8 @@ TEST(SpoliaFolder, RefusesManifestsThatContradictTheParts) {
   expect([](Manifest& m) { m.parts[2].writer = 9; }, {"part-00003.json", "\"w\"", "layout"});
   expect([](Manifest& m) { m.tensors[1].replica = 0; }, {"\"w\"", "layout"});
   expect([](Manifest& m) { m.tensors[1].layout.reset(); }, {"part-00002.json", "end at byte"});
-  expect([](Manifest& m) { m.tensors[0].layout = 0; }, {"part-00001.json", "\"long\""});
+  expect([](Manifest& m) { m.tensors[0].layout = m.tensors[0].replica = 0; },
+         {"part-00001.json", "\"long\""});
   expect([](Manifest& m) { m.tensors[1].shape = {5, 4}; }, {"part-00002.json", "end at byte"});
   expect([](Manifest& m) { m.block_bytes = 0; }, {"checksums"});
   expect([](Manifest& m) { m.block_bytes = 1 << 19; }, {"checksums"});
@@ -455,6 +506,16 @@ TEST(SpoliaFolder, RefusesManifestsThatContradictTheParts) {
   expect([](Manifest& m) { m.layouts.assign(100, "[replicate] over 1048576"); }, {"too many ranks"},
          ErrorKind::kUnsupported);
   expect([](Manifest& m) { m.values[1].name = "w"; }, {"\"w\" is both"});
+}
+
+TEST(SpoliaFolder, APartThatIsMissingIsAGapWhereNobodyCounted) {
+  auto change = [](Manifest& manifest) {
+    for (Manifest::Tensor& tensor : manifest.tensors) tensor.chunks.reset();
+    manifest.parts.pop_back();
+  };
+  const auto source = open_source(changed_folder({.manifest = change}), kFolder);
+  EXPECT_EQ(find_tiling_fault(source->catalog().tensors[0]), std::nullopt);
+  EXPECT_NE(find_tiling_fault(source->catalog().tensors[1]), std::nullopt);
 }
 
 TEST(SpoliaFolder, ADataFileOfAnotherSizeIsRefusedWhenItIsRead) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,13 +15,13 @@
 #include "spolia/base/hash.h"
 #include "spolia/base/text.h"
 #include "spolia/base/threads.h"
-#include "spolia/format/byte_source.h"
 #include "spolia/format/file_names.h"
 #include "spolia/format/native/box_dealer.h"
 #include "spolia/format/native/data_header.h"
 #include "spolia/format/native/manifest.h"
+#include "spolia/format/native/merged_manifest.h"
 #include "spolia/format/open_files.h"
-#include "spolia/format/torch/tensor_pickle.h"
+#include "spolia/format/torch/value_pickle.h"
 #include "spolia/layout/layout_text.h"
 
 namespace spolia {
@@ -46,17 +47,40 @@ void check_credible(const InputFile& file) {
                      human_bytes(file.size()));
 }
 
-Manifest open_manifest(const Store& store, const path& folder) {
-  std::unique_ptr<InputFile> file;
-  try {
-    file = store.open_inside(folder, kSpoliaManifest);
-  } catch (const NotFoundError&) {
+Manifest read_manifest_file(const InputFile& file) {
+  check_credible(file);
+  return read_manifest(read_whole<std::string>(file), file.path().string());
+}
+
+/// The manifest, or those of ranks that saved without each other, as one.
+MergedManifest open_manifest(const Store& store, const path& folder) {
+  if (store.exists(folder / kSpoliaManifest)) {
+    MergedManifest whole{read_manifest_file(*store.open_inside(folder, kSpoliaManifest)), {}, {}};
+    std::vector<uint32_t> same(whole.manifest.tensors.size());
+    std::iota(same.begin(), same.end(), uint32_t{0});
+    whole.tensors.assign(1, std::move(same));  // for all parts
+    return whole;
+  }
+  std::vector<Manifest> manifests;
+  std::vector<std::string> names;
+  for (const FolderEntry& entry : store.list(folder)) {
+    if (entry.is_folder || !is_own_manifest_name(entry.name)) continue;
+    if (entry.name != own_manifest_name(static_cast<uint32_t>(manifests.size()))) {
+      throw CorruptError("{}: {} is missing, while {} is there: a rank has not saved", quote(folder.string()),
+                         own_manifest_name(static_cast<uint32_t>(manifests.size())), quote(entry.name));
+    }
+    manifests.push_back(read_manifest_file(*store.open_inside(folder, entry.name)));
+    names.push_back((folder / entry.name).string());
+  }
+  if (manifests.empty()) {
     throw CorruptError(
         "{} has no {}, which is written last: its save was interrupted. Use an earlier checkpoint",
         quote(folder.string()), kSpoliaManifest);
   }
-  check_credible(*file);
-  return read_manifest(read_whole<std::string>(*file), file->path().string());
+  MergedManifest merged = merge_manifests(manifests, names);
+  merged.notes.push_back(fmt::format("put together from the manifests of {} ranks that saved without each other",
+                                     manifests.size()));
+  return merged;
 }
 
 /// The same of a file of the folder, which must be as its hash says.
@@ -174,9 +198,6 @@ class Assembler {
     data.chunks.reserve(part.chunks.size());
     int64_t end = part.header_bytes;
     for (PartFile::Chunk& chunk : part.chunks) {
-      if (chunk.tensor >= manifest_.tensors.size()) {
-        throw CorruptError("a chunk of tensor {}, but there are {}", chunk.tensor, manifest_.tensors.size());
-      }
       try {
         data.chunks.push_back(add_chunk(chunk, end));
       } catch (const Error& error) {
@@ -197,16 +218,26 @@ class Assembler {
 
   Contents finish() {
     Catalog& catalog = contents_.catalog;
+    std::map<size_t, std::vector<uint32_t>> renumbered;  // the chunks of tensors that have copies
     for (size_t t = 0; t < catalog.tensors.size(); ++t) {
       TensorEntry& tensor = catalog.tensors[t];
-      if (std::ssize(tensor.extents) != manifest_.tensors[t].chunks) {
+      const std::optional<int64_t> due = manifest_.tensors[t].chunks;
+      if (due && std::ssize(tensor.extents) != *due) {
         throw CorruptError("{}: tensor {} should have {} chunks, but the parts have {}",
-                           quote(manifest_name_), quote(tensor.name), manifest_.tensors[t].chunks,
-                           tensor.extents.size());
+                           quote(manifest_name_), quote(tensor.name), *due, tensor.extents.size());
       }
+      if (has_copies(tensor)) renumbered.emplace(t, drop_copies(t));
       tensor.boxes.shrink_to_fit();
       tensor.extents.shrink_to_fit();
       contents_.first_crc[t].shrink_to_fit();
+    }
+    if (!renumbered.empty()) {
+      for (DataFile& file : contents_.data_files) {
+        for (ChunkRef& ref : file.chunks) {
+          if (auto at = renumbered.find(ref.tensor); at != renumbered.end())
+            ref.chunk = at->second[ref.chunk];
+        }
+      }
     }
     for (const Manifest::NamedValue& value : manifest_.values) add_value(value);
     try {
@@ -240,9 +271,58 @@ class Assembler {
     return ref;
   }
 
+  /// Whether chunks have more than the tensor.
+  static bool has_copies(const TensorEntry& tensor) {
+    int64_t left = tensor.bytes();
+    for (const Extent& extent : tensor.extents) {
+      if (extent.length > left || (left == 0 && tensor.chunks() > 1)) return true;
+      left -= extent.length;
+    }
+    return false;
+  }
+
+  /// Forgets chunks that an earlier part has too. Those of one part are left to find_tiling_fault(). Returns
+  /// the numbers that the chunks, copies too, go by from now on.
+  std::vector<uint32_t> drop_copies(size_t t) {
+    TensorEntry& tensor = contents_.catalog.tensors[t];
+    std::vector<uint32_t> order(tensor.chunks());
+    std::iota(order.begin(), order.end(), uint32_t{0});
+    auto compare = [&](uint32_t a, uint32_t b) {
+      const auto in_order = [](std::span<const int64_t> x, std::span<const int64_t> y) {
+        return std::lexicographical_compare_three_way(x.begin(), x.end(), y.begin(), y.end());
+      };
+      const auto offsets = in_order(tensor.boxes.offsets(a), tensor.boxes.offsets(b));
+      return offsets != 0 ? offsets : in_order(tensor.boxes.sizes(a), tensor.boxes.sizes(b));
+    };
+    std::ranges::stable_sort(order, [&](uint32_t a, uint32_t b) { return compare(a, b) < 0; });
+    std::vector<uint32_t> first(order.size());  // of each chunk, the one that counts, itself or earlier
+    for (size_t i = 0; i < order.size(); ++i) {
+      first[order[i]] = order[i];
+      if (i == 0 || compare(order[i - 1], order[i]) != 0) continue;
+      if (tensor.extents[order[i - 1]].file != tensor.extents[order[i]].file)
+        first[order[i]] = first[order[i - 1]];
+    }
+
+    BoxList boxes(tensor.shape.size());
+    std::vector<Extent> extents;
+    std::vector<uint64_t> first_crc;
+    std::vector<uint32_t> numbers(first.size());
+    for (size_t c = 0; c < first.size(); ++c) {
+      numbers[c] = first[c] == c ? static_cast<uint32_t>(extents.size()) : numbers[first[c]];
+      if (first[c] != c) continue;
+      boxes.add(tensor.boxes.offsets(c), tensor.boxes.sizes(c));
+      extents.push_back(tensor.extents[c]);
+      first_crc.push_back(contents_.first_crc[t][c]);
+    }
+    tensor.boxes = std::move(boxes);
+    tensor.extents = std::move(extents);
+    contents_.first_crc[t] = std::move(first_crc);
+    return numbers;
+  }
+
   Box box_of(const TensorEntry& tensor, PartFile::Chunk& chunk) {
     if (dealer_->deals(chunk.tensor)) {
-      if (chunk.box) throw CorruptError("a chunk has a box, though its tensor has a layout");
+      if (chunk.box) throw CorruptError("a chunk has a box, though it follows from its tensor's layout");
       const Box* box = nullptr;
       try {
         box = dealer_->next(chunk.tensor);
@@ -277,8 +357,19 @@ class Assembler {
   std::set<std::string> data_names_;
 };
 
+/// Gives the part's tensors the numbers that they have among all.
+void renumber(PartFile& part, std::span<const uint32_t> numbers) {
+  for (PartFile::Chunk& chunk : part.chunks) {
+    if (chunk.tensor >= numbers.size()) {
+      throw CorruptError("a chunk of tensor {}, but there are {}", chunk.tensor, numbers.size());
+    }
+    chunk.tensor = numbers[chunk.tensor];
+  }
+}
+
 /// Reads all parts, some at a time in parallel, and puts them together in their order.
-Contents read_parts(const Store& store, const Manifest& manifest, const path& folder) {
+Contents read_parts(const Store& store, const MergedManifest& merged, const path& folder) {
+  const Manifest& manifest = merged.manifest;
   Assembler assembler(manifest, folder);
   std::vector<PartFile> parts;
   for (size_t begin = 0; begin < manifest.parts.size(); begin += kPartsAtOnce) {
@@ -292,6 +383,7 @@ Contents read_parts(const Store& store, const Manifest& manifest, const path& fo
     for (size_t i = 0; i < parts.size(); ++i) {
       const Manifest::Part& part = manifest.parts[begin + i];
       try {
+        renumber(parts[i], merged.tensors[std::min(begin + i, merged.tensors.size() - 1)]);
         assembler.add(part.writer, std::move(parts[i]));
       } catch (const Error& error) {
         rethrow_with_context(error, quote((folder / part.file.name).string()));
@@ -333,11 +425,8 @@ class SpoliaSource final : public Source {
     const ValueEntry& entry = catalog_.values[index];
     if (!entry.extent) return entry.value;
     try {
-      auto bytes =
-          bytes_in_memory(read_archive(*entry.extent), quote(catalog_.path_of(entry.extent->file).string()));
-      TorchArchive archive(*bytes, entry.extent->length);
-      TensorPickle pickle(archive);
-      return pickle.value(pickle.root());
+      return read_value_archive(read_archive(*entry.extent),
+                                quote(catalog_.path_of(entry.extent->file).string()));
     } catch (const Error& error) {
       rethrow_with_context(error, fmt::format("value {}", quote(entry.name)));
     }
@@ -425,14 +514,15 @@ std::vector<std::string> unknown_files(const Store& store, const Manifest& manif
 }  // namespace
 
 std::unique_ptr<Source> open_spolia(std::shared_ptr<const Store> store, const path& folder) {
-  const Manifest manifest = open_manifest(*store, folder);
-  Contents contents = read_parts(*store, manifest, folder);
-  contents.catalog.unknown_files = unknown_files(*store, manifest, contents.catalog);
+  MergedManifest merged = open_manifest(*store, folder);
+  Contents contents = read_parts(*store, merged, folder);
+  contents.catalog.unknown_files = unknown_files(*store, merged.manifest, contents.catalog);
+  contents.catalog.notes = std::move(merged.notes);
   return std::make_unique<SpoliaSource>(std::move(store), std::move(contents));
 }
 
 bool is_spolia_name(std::string_view name) {
-  return name == kSpoliaManifest || is_numbered("part-", name, ".json");
+  return name == kSpoliaManifest || is_own_manifest_name(name) || is_numbered("part-", name, ".json");
 }
 
 bool is_spolia_value_name(std::string_view name) { return is_numbered("value-", name, ".pt"); }

@@ -11,7 +11,8 @@ namespace spolia {
 
 /// Reads `spolia.json` and the parts it lists, whose hashes must be right. Data files are opened when they
 /// are needed: their sizes must then be what their parts say, and reading looks at nothing else in them than
-/// the chunks. Source::check_file(), and so verify(), also compares their headers.
+/// the chunks. Source::check_file(), and so verify(), also compares their headers. Of a chunk that several
+/// parts have (copies on several hosts) the first one counts; nothing looks at the others' bytes.
 ///
 /// CorruptError naming the file where something is damaged, breaks the format's rules or is missing, the
 /// manifest too; UnsupportedError for a version or dtype that is not known, or a Partial layout.

@@ -15,6 +15,7 @@
 #include "spolia/format/native/box_dealer.h"
 #include "spolia/format/native/data_header.h"
 #include "spolia/format/native/manifest.h"
+#include "spolia/format/native/merged_manifest.h"
 #include "spolia/format/native/tagged_json.h"
 #include "spolia/format/torch/value_pickle.h"
 
@@ -22,6 +23,7 @@ namespace spolia {
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
+constexpr size_t kMostArchives = 1'000'000;  // of one writer, where each names its own
 
 std::string sha256_of(std::span<const std::byte> bytes) {
   Sha256 hash;
@@ -48,14 +50,14 @@ void check_tensors(const Catalog& catalog) {
           "tensor {}: its layout {} holds operands of a sum or the like; reduce them first",
           quote(tensor.name), tensor.layout->text());
     }
-    if (is_sub_byte(tensor.dtype)) addressable_box(tensor, 0);
+    if (is_sub_byte(tensor.dtype) && tensor.chunks() > 0) addressable_box(tensor, 0);
   }
 }
 
 class SpoliaTarget final : public Target {
  public:
   explicit SpoliaTarget(TargetContents contents)
-      : checksums_(contents.checksums), values_(std::move(contents.values)) {
+      : checksums_(contents.checksums), alone_(contents.alone), values_(std::move(contents.values)) {
     catalog_ = std::move(contents.catalog);
     order_ = std::move(contents.order);
     catalog_.format = "spolia";
@@ -74,16 +76,26 @@ class SpoliaTarget final : public Target {
 
   int64_t checksum_block() const override { return checksums_ ? kBlockBytes : 0; }
 
-  std::vector<std::string> finish(const Source& source, const BlockChecksums& checksums,
-                                  std::span<OutputFile* const> files, OutputFolder& folder) const override {
-    std::vector<Manifest::Part> parts;
-    for (size_t f = 0; f < data_files_.size(); ++f) {
-      parts.push_back({data_files_[f].writer, write_part_of(f, checksums, *files[f], folder)});
-    }
+  /// A manifest of this one part.
+  std::string finish_file(uint32_t file, const BlockChecksums& checksums, OutputFile& open_file,
+                          OutputFolder& folder) const override {
+    Manifest manifest;
+    manifest.parts = {{data_files_[file].writer, write_part_of(file, checksums, open_file, folder)}};
+    return write_manifest(manifest);
+  }
+
+  std::vector<std::string> finish(const Source& source, std::span<const std::string> finished,
+                                  OutputFile* /*first*/, OutputFolder& folder) const override {
     Manifest manifest = describe_tensors();
-    manifest.parts = std::move(parts);
+    for (const std::string& part : finished) {
+      manifest.parts.push_back(read_manifest(part, kSpoliaManifest).parts.front());
+    }
+    if (alone_ || finished.size() != data_files_.size()) {  // others' chunks are not in this catalog
+      for (Manifest::Tensor& tensor : manifest.tensors) tensor.chunks.reset();
+    }
     std::vector<std::string> left_out;
-    size_t archives = 0;
+    // Names that no other writer gives.
+    size_t archives = alone_ ? size_t{*alone_} * kMostArchives : 0;
     for (const TargetValue& value : values_) {
       if (auto content = write_value(source, value, archives, folder)) {
         manifest.values.push_back({value.name, *std::move(content), value.path});
@@ -91,7 +103,7 @@ class SpoliaTarget final : public Target {
         left_out.push_back(value.name);
       }
     }
-    OutputFile& file = folder.create(kSpoliaManifest);
+    OutputFile& file = folder.create(alone_ ? own_manifest_name(*alone_) : kSpoliaManifest);
     int64_t written = 0;
     write_manifest(manifest, [&](std::string_view piece) {
       file.write(written, bytes_of(piece));
@@ -156,8 +168,8 @@ class SpoliaTarget final : public Target {
     std::map<const Layout*, std::string> texts;
     std::map<std::string_view, uint32_t> numbers;  // of the texts
     for (const TensorEntry& entry : catalog_.tensors) {
-      Manifest::Tensor tensor{entry.name,   entry.dtype,   entry.shape,         std::ssize(entry.extents),
-                              std::nullopt, entry.replica, entry.requires_grad, entry.memory_format,
+      Manifest::Tensor tensor{entry.name,   entry.dtype,  entry.shape,         std::ssize(entry.extents),
+                              std::nullopt, std::nullopt, entry.requires_grad, entry.memory_format,
                               entry.path};
       if (const Layout* layout = entry.layout.get()) {
         const auto [text, unknown] = texts.try_emplace(layout);
@@ -166,6 +178,7 @@ class SpoliaTarget final : public Target {
             numbers.try_emplace(text->second, static_cast<uint32_t>(manifest.layouts.size()));
         if (fresh) manifest.layouts.push_back(text->second);
         tensor.layout = number->second;
+        tensor.replica = entry.replica;
       }
       manifest.tensors.push_back(std::move(tensor));
     }
@@ -192,7 +205,7 @@ class SpoliaTarget final : public Target {
   PartFile::Chunk describe(const ChunkRef& ref, const BlockChecksums& checksums) const {
     const TensorEntry& tensor = catalog_.tensors[ref.tensor];
     PartFile::Chunk chunk{ref.tensor, tensor.extents[ref.chunk].offset, std::nullopt, {}};
-    const bool derived = tensor.layout != nullptr && numel(tensor.shape) > 0;
+    const bool derived = tensor.layout != nullptr && tensor.replica && numel(tensor.shape) > 0;
     const Box box = tensor.boxes[ref.chunk];
     if (!derived && box != whole(tensor.shape)) chunk.box = box;
     const std::span<const uint32_t> crcs = checksums.of(ref.tensor, ref.chunk);
@@ -213,6 +226,7 @@ class SpoliaTarget final : public Target {
   }
 
   bool checksums_;
+  std::optional<uint32_t> alone_;
   std::vector<TargetValue> values_;
   std::vector<DataFile> data_files_;  // as the catalog's files
 };

@@ -20,9 +20,14 @@ class SafetensorsTarget final : public Target {
     return names;
   }
 
-  std::vector<std::string> finish(const Source&, const BlockChecksums&, std::span<OutputFile* const> files,
+  std::string finish_file(uint32_t file, const BlockChecksums&, OutputFile& open_file,
+                          OutputFolder&) const override {
+    open_file.write(0, bytes_of(headers_[file]));
+    return {};
+  }
+
+  std::vector<std::string> finish(const Source&, std::span<const std::string>, OutputFile*,
                                   OutputFolder& folder) const override {
-    for (size_t f = 0; f < files.size(); ++f) files[f]->write(0, bytes_of(headers_[f]));
     OutputFile& index = folder.create(kHuggingFaceIndex);
     int64_t written = 0;
     write_hugging_face_index(catalog_, [&](std::string_view piece) {

@@ -68,11 +68,13 @@ std::optional<int64_t> write_value(const Source& source, size_t value, OutputFil
 class DcpTarget final : public Target {
  public:
   explicit DcpTarget(TargetContents contents)
-      : values_(std::move(contents.values)), has_checksums_(contents.checksums) {
+      : values_(std::move(contents.values)),
+        has_checksums_(contents.checksums),
+        metadata_(contents.alone ? fmt::format("__{}.metadata", *contents.alone) : ".metadata") {
     catalog_ = std::move(contents.catalog);
     catalog_.format = "dcp";
     order_ = std::move(contents.order);
-    name_files(contents.writers);
+    name_files(contents.writers, contents.alone.value_or(0));
     place_chunks();
   }
 
@@ -85,27 +87,27 @@ class DcpTarget final : public Target {
     return {std::move(frame.before), std::move(frame.after)};
   }
 
-  std::vector<std::string> finish(const Source& source, const BlockChecksums& /*checksums*/,
-                                  std::span<OutputFile* const> files, OutputFolder& folder) const override {
+  std::vector<std::string> finish(const Source& source, std::span<const std::string> /*finished*/,
+                                  OutputFile* first, OutputFolder& folder) const override {
     std::vector<DcpValueItem> items;
     std::vector<std::string> left_out;
     int64_t end = values_begin_;
     for (const TargetValue& value : values_) {
-      if (auto length = write_value(source, value.source, *files[0], end)) {
+      if (auto length = write_value(source, value.source, *first, end)) {
         items.push_back({value.name, &value.path, {.file = 0, .offset = end, .length = *length}});
         end = checked_add(end, *length);
       } else {
         left_out.push_back(value.name);
       }
     }
-    write_metadata(items, folder.create(".metadata"));
+    write_metadata(items, folder.create(metadata_));
     return left_out;
   }
 
  private:
-  /// Names the files of writers that have something, and makes the extents' writers files. Writer 0's, where
-  /// it is there, is the first.
-  void name_files(size_t writers) {
+  /// Names the files of writers that have something, and makes the extents' writers files. That of the one that
+  /// writes values, where it is there, is the first.
+  void name_files(size_t writers, size_t of_values) {
     if (writers == 0) throw InvalidArgumentError("a checkpoint needs a writer");
     std::vector<bool> has_something(writers);
     for (const TensorEntry& tensor : catalog_.tensors) {
@@ -117,7 +119,7 @@ class DcpTarget final : public Target {
         has_something[extent.file] = true;
       }
     }
-    if (!values_.empty()) has_something[0] = true;
+    if (!values_.empty()) has_something[of_values] = true;
     std::vector<uint32_t> file_of(writers);
     for (size_t writer = 0; writer < writers; ++writer) {
       if (!has_something[writer]) continue;
@@ -164,7 +166,8 @@ class DcpTarget final : public Target {
 
   std::vector<TargetValue> values_;
   bool has_checksums_;
-  int64_t values_begin_ = 0;  // in writer 0's file, the first
+  std::string metadata_;      // its file
+  int64_t values_begin_ = 0;  // in the first file
 };
 
 }  // namespace

@@ -61,7 +61,7 @@ inline std::vector<std::string> write_target(const Target& target, const Source&
       files[extent.file]->write(extent.offset + extent.length, bytes_of(frame.after));
     }
   }
-  std::vector<std::string> left_out = target.finish(source, checksums, files, folder);
+  std::vector<std::string> left_out = finish_all(target, source, checksums, files, folder);
   folder.sync(1);
   return left_out;
 }

@@ -10,9 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "spolia/format/byte_source.h"
 #include "spolia/format/torch/pickle_text.h"
 #include "spolia/format/torch/pickle_value.h"
 #include "spolia/format/torch/pickle_writer.h"
+#include "spolia/format/torch/tensor_pickle.h"
+#include "spolia/format/torch/torch_archive.h"
 #include "spolia/format/torch/torch_zip_writer.h"
 
 namespace spolia {
@@ -220,6 +223,14 @@ bool can_pickle(const Value& value) { return Check().is_fine(value, false); }
 
 std::string write_value_archive(const Value& value) {
   return write_torch_archive(ValuePickleWriter().write(value));
+}
+
+Value read_value_archive(std::vector<std::byte> archive, std::string where) {
+  const int64_t length = std::ssize(archive);
+  const auto bytes = bytes_in_memory(std::move(archive), std::move(where));
+  TorchArchive opened(*bytes, length);
+  TensorPickle pickle(opened);
+  return pickle.value(pickle.root());
 }
 
 }  // namespace spolia

@@ -1,7 +1,9 @@
 // The other direction of pickle_value.h: a value as the torch.save archive of an object.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "spolia/state/value.h"
 
@@ -15,5 +17,9 @@ bool can_pickle(const Value& value);
 /// The bytes of the archive that torch.save would write of the value, and that reads back as an equal one.
 /// Precondition: can_pickle().
 std::string write_value_archive(const Value& value);
+
+/// The value of such an archive, compressed or not, whoever wrote it. `where` names it in messages.
+/// CorruptError or UnsupportedError where it is none.
+Value read_value_archive(std::vector<std::byte> archive, std::string where);
 
 }  // namespace spolia
