@@ -10,10 +10,13 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/ranks.h"
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/convert.h"
 #include "spolia/checkpoint/layout_option.h"
+#include "spolia/checkpoint/open_together.h"
 #include "spolia/checkpoint/staged_folder.h"
+#include "spolia/comm/agree.h"
 
 namespace spolia::cli {
 namespace {
@@ -21,6 +24,7 @@ namespace {
 struct Options {
   std::string source, destination, format;
   std::optional<std::string> dtype, layout;
+  std::optional<int> ranks;
   Selection selection;
   int64_t memory = int64_t{1} << 30;
   int64_t max_shard_bytes = ConvertOptions().max_shard_bytes;
@@ -75,13 +79,14 @@ std::string layout_text(const std::string& given) {
   return content;
 }
 
-ConvertOptions convert_options(const Options& options) {
+ConvertOptions convert_options(const Options& options, int ranks) {
   ConvertOptions convert;
   convert.selection = options.selection;
   if (options.dtype) convert.dtype = parse_dtype(*options.dtype);
   convert.to = formats().at(options.format);
   if (options.layout) convert.layout = read_layout_rules(layout_text(*options.layout));
   convert.max_shard_bytes = options.max_shard_bytes;
+  convert.files = ranks;
   convert.checksums = !options.no_verify;
   convert.plan = {options.memory, options.threads};
   return convert;
@@ -146,12 +151,60 @@ void print_report(const Context& context, const Options& options, const Report& 
   }
 }
 
+/// Each rank's part of the memory and the threads.
+PlanOptions part_of_a_rank(const PlanOptions& all, int ranks) {
+  if (ranks_are_processes()) return all;
+  PlanOptions part = all;
+  part.memory = all.memory / ranks;
+  part.threads = std::max<size_t>(1, all.threads / static_cast<size_t>(ranks));
+  if (part.memory >= kLeastMemory) return part;
+  throw InvalidArgumentError("--memory {} is too small for {} ranks; give {} or more, or fewer ranks",
+                             human_bytes(all.memory), ranks, human_bytes(kLeastMemory * ranks));
+}
+
+/// On several ranks. Those that are threads share the source and the plan; processes make the same each.
+int run_together(const Context& context, const Options& options, int ranks) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto store = posix_store();
+  const ConvertOptions convert = convert_options(options, ranks);
+  const PlanOptions part = part_of_a_rank(convert.plan, ranks);
+  std::unique_ptr<Source> shared;
+  std::optional<Conversion> planned;
+  if (!ranks_are_processes()) {
+    shared = open(options.source);
+    planned = plan_conversion(*shared, convert);
+  }
+  return run_on_ranks(options.ranks, [&](World& world) {
+    std::unique_ptr<Source> own;
+    if (!shared) own = open_together(*world.all(), store, options.source);
+    const Source& source = shared ? *shared : *own;
+    std::optional<Conversion> own_plan;
+    agree(*world.all(), "planning", [&] {
+      if (!planned) own_plan = plan_conversion(source, convert);
+    });
+    const Conversion& conversion = planned ? *planned : *own_plan;
+    RunOptions how = run_options(context, options);
+    if (world.rank() != 0) how.progress = {};
+    const Report report =
+        convert_together(*world.all(), source, conversion, part, *store, options.destination, how);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (world.rank() == 0) {
+      print_report(context, options, report, conversion.target->catalog().files, seconds);
+    }
+  });
+}
+
 int run(const Context& context, const Options& options) {
+  const int ranks = rank_count(options.ranks);
+  if (ranks > 1 && !options.dry_run) {
+    refuse_inside(*posix_store(), options.source, options.destination);
+    return run_together(context, options, ranks);
+  }
   const auto start = std::chrono::steady_clock::now();
   const auto store = posix_store();
   refuse_inside(*store, options.source, options.destination);
   const auto source = open(options.source);
-  const Conversion conversion = plan_conversion(*source, convert_options(options));
+  const Conversion conversion = plan_conversion(*source, convert_options(options, ranks));
   const RunOptions how = run_options(context, options);
   if (options.dry_run) {
     // Refused where the conversion would be. What that makes to find out goes away at once.
@@ -216,6 +269,7 @@ void add_convert_command(CLI::App& app, Context& context) {
                  "print the plan, see whether DST could be written, leave nothing");
   verb->add_flag("--json", options->json, "print the plan or the report as JSON");
   add_threads_option(*verb, options->threads);
+  add_ranks_option(*verb, options->ranks);
   verb->add_flag("--quiet", context.quiet, "show no progress and no summary");
   verb->callback(
       [&context, options] { context.run = [&context, options] { return run(context, *options); }; });

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include <fmt/format.h>
 
+#include "spolia/base/checked.h"
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/digest.h"
+#include "spolia/checkpoint/pieces.h"
+#include "spolia/checkpoint/write_together.h"
+#include "spolia/comm/agree.h"
+#include "spolia/comm/exchange.h"
 #include "spolia/engine/file_sink.h"
 #include "spolia/format/native/native_target.h"
 #include "spolia/format/safetensors/safetensors_target.h"
@@ -51,6 +57,13 @@ TargetContents select_contents(const Catalog& source, const ConvertOptions& opti
   return contents;
 }
 
+int64_t most_in_a_file(const Catalog& catalog, const ConvertOptions& options) {
+  if (options.files <= 1) return options.max_shard_bytes;
+  int64_t bytes = 0;
+  for (const TensorEntry& tensor : catalog.tensors) bytes = checked_add(bytes, tensor.bytes());
+  return std::clamp<int64_t>(ceil_div(bytes, options.files), 1, options.max_shard_bytes);
+}
+
 std::unique_ptr<Target> make_target(TargetContents contents, const ConvertOptions& options) {
   if (options.to == TargetFormat::kSafetensors) {
     if (options.layout) {
@@ -59,10 +72,11 @@ std::unique_ptr<Target> make_target(TargetContents contents, const ConvertOption
           "written "
           "as dcp or spolia");
     }
-    return make_safetensors_target(std::move(contents), options.max_shard_bytes);
+    return make_safetensors_target(std::move(contents), most_in_a_file(contents.catalog, options));
   }
-  contents.writers = options.layout ? distribute(contents.catalog, *options.layout)
-                                    : pack(contents.catalog, contents.order, options.max_shard_bytes);
+  contents.writers =
+      options.layout ? distribute(contents.catalog, *options.layout)
+                     : pack(contents.catalog, contents.order, most_in_a_file(contents.catalog, options));
   return options.to == TargetFormat::kDcp ? make_dcp_target(std::move(contents))
                                           : make_spolia_target(std::move(contents));
 }
@@ -118,6 +132,60 @@ void read_back(const Source& source, const Conversion& conversion, Store& store,
   }
 }
 
+/// The rank that writes each file: the largest first, to the rank with the least.
+std::vector<int64_t> writers_of_files(const Catalog& target, int64_t ranks) {
+  std::vector<int64_t> bytes(target.files.size());
+  for (const TensorEntry& tensor : target.tensors) {
+    for (const Extent& extent : tensor.extents) bytes[extent.file] += extent.length;
+  }
+  std::vector<size_t> order(bytes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::greater(), [&](size_t file) { return bytes[file]; });
+  std::vector<int64_t> writers(bytes.size()), loads(static_cast<size_t>(ranks));
+  for (size_t file : order) {
+    // Place 0 writes DCP's values into the first file.
+    const auto least = file == 0 ? loads.begin() : std::ranges::min_element(loads);
+    writers[file] = least - loads.begin();
+    *least += bytes[file];
+  }
+  return writers;
+}
+
+/// The copies that fill the box of a target's tensor, as copies that fill a target of its own.
+void add_copies_of(const TransferPlan& plan, const Catalog& source, const Catalog& target, size_t tensor,
+                   const Box& box, size_t piece, std::vector<RegionCopy>& copies) {
+  const TensorEntry& entry = target.tensors[tensor];
+  for (const RegionCopy& copy : plan.copies_of(tensor)) {
+    const Box all = whole(addressable_shape(entry.dtype, entry.shape));
+    const Region region = copy.region != nullptr
+                              ? *copy.region
+                              : Region{whole(addressable_shape(source.tensors[copy.source].dtype,
+                                                               source.tensors[copy.source].shape)),
+                                       all, {}};
+    const Box common = intersect(region.target, box);
+    if (common.empty()) continue;
+    Region part = narrowed(region, common);
+    for (size_t d = 0; d < box.ndim(); ++d) part.target.offsets[d] -= box.offsets[d];
+    copies.push_back(copy_region(copy.source, piece, std::move(part)));
+    copies.back().fastest_dim = copy.fastest_dim;
+  }
+}
+
+/// Sums of all ranks.
+void add_up(Group& group, Report& report) {
+  const std::vector<int64_t> own = {report.bytes_read, report.bytes_written, report.crcs_checked,
+                                    report.decoders_reopened, report.buffer_bytes};
+  std::vector<int64_t> sums(own.size());
+  for (const std::vector<int64_t>& of_rank : all_gather_lists(group, own)) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_rank[i];
+  }
+  report.bytes_read = sums[0];
+  report.bytes_written = sums[1];
+  report.crcs_checked = sums[2];
+  report.decoders_reopened = sums[3];
+  report.buffer_bytes = sums[4];
+}
+
 }  // namespace
 
 Conversion plan_conversion(const Source& from, const ConvertOptions& options) {
@@ -155,7 +223,7 @@ Report run_conversion(const Source& source, const Conversion& conversion, Store&
   Report report = execute(conversion.plan, source, target.catalog(), sink,
                           {options.check_source, options.cancel, options.progress});
   sink.finish();
-  report.left_out = target.finish(source, checksums, files, folder.files());
+  report.left_out = finish_all(target, source, checksums, files, folder.files());
 
   watch.lap();
   if (options.durable) folder.files().sync(conversion.plan.threads, options.cancel);
@@ -169,6 +237,47 @@ Report run_conversion(const Source& source, const Conversion& conversion, Store&
   report.seconds["sync"] += watch.lap();
 
   report.notes.insert(report.notes.end(), folder.notes().begin(), folder.notes().end());
+  return report;
+}
+
+Report convert_together(Group& group, const Source& source, const Conversion& conversion,
+                        const PlanOptions& plan, Store& store, const std::filesystem::path& destination,
+                        const RunOptions& options) {
+  const Target& target = *conversion.target;
+  const Catalog& catalog = target.catalog();
+  std::unique_ptr<const PieceTarget> pieces;
+  TransferPlan transfer;
+  std::vector<uint32_t> files;
+  agree(group, "planning", [&] {
+    const std::vector<int64_t> writers = writers_of_files(catalog, group.size());
+    for (uint32_t file = 0; file < writers.size(); ++file) {
+      if (writers[file] == group.place()) files.push_back(file);
+    }
+    std::vector<PieceTarget::Piece> own;
+    std::vector<RegionCopy> copies;
+    for (size_t t : target.order()) {
+      const TensorEntry& tensor = catalog.tensors[t];
+      for (size_t c = 0; c < tensor.chunks(); ++c) {
+        if (writers[tensor.extents[c].file] != group.place()) continue;
+        add_copies_of(conversion.plan, source.catalog(), catalog, t, addressable_box(tensor, c), own.size(),
+                      copies);
+        own.push_back({t, c});
+      }
+    }
+    pieces = std::make_unique<const PieceTarget>(target, std::move(own));
+    transfer = plan_transfer(source.catalog(), pieces->catalog(), std::move(copies), pieces->order(), plan);
+  });
+  const RankShare share{target, *pieces, transfer, source, source, std::move(files)};
+  WriteOptions write{options.existing, options.durable,
+                     {options.check_source, options.cancel, options.progress}, {}};
+  if (options.read_back) {
+    write.check = [&](const std::filesystem::path& folder) {
+      read_back(source, conversion, store, folder, options);
+    };
+  }
+  Report report = write_together(group, share, store, destination, write);
+  report.tensors = std::ssize(catalog.tensors);
+  add_up(group, report);
   return report;
 }
 

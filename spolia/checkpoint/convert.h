@@ -12,6 +12,7 @@
 #include "spolia/base/report.h"
 #include "spolia/checkpoint/selection.h"
 #include "spolia/checkpoint/staged_folder.h"
+#include "spolia/comm/group.h"
 #include "spolia/format/source.h"
 #include "spolia/format/target.h"
 #include "spolia/layout/layout_rules.h"
@@ -34,6 +35,9 @@ struct ConvertOptions {
   /// Without, tensors are whole.
   std::optional<LayoutRules> layout;
   int64_t max_shard_bytes = 5'000'000'000;  // of tensors in a file, without a layout
+  /// The files are to be at least so many, without a layout, where there are tensors enough: one a rank that
+  /// writes.
+  int64_t files = 1;
   bool checksums = true;                    // whether checksums are computed and written
   PlanOptions plan;
 };
@@ -63,5 +67,13 @@ struct RunOptions {
 /// CorruptError where reading back finds other bytes.
 Report run_conversion(const Source& source, const Conversion& conversion, Store& store,
                       const std::filesystem::path& destination, const RunOptions& options);
+
+/// The same from all ranks of a group, each of which writes some of the files: largest first to the one with the
+/// least. Collective over the group. `source` and `conversion` are the same on all ranks, and may be shared by
+/// those that are threads; `plan` is the rank's part of memory and threads. Without as many files as ranks, some
+/// have nothing to do. The report is of all ranks together.
+Report convert_together(Group& group, const Source& source, const Conversion& conversion,
+                        const PlanOptions& plan, Store& store, const std::filesystem::path& destination,
+                        const RunOptions& options);
 
 }  // namespace spolia

@@ -112,7 +112,9 @@ Report execute(const TransferPlan& plan, const Source& source, const Catalog& ta
           if (options.cancel != nullptr) options.cancel->check();
           const std::vector<TileRegion> regions = regions_of(plan, tile, target, target_chunks);
           const int64_t bytes = bytes_of(regions, target);
-          const std::span<std::byte> out = worker.tile.bytes().first(static_cast<size_t>(bytes));
+          const std::optional<std::span<std::byte>> memory = sink.memory_of(regions);
+          const std::span<std::byte> out =
+              memory ? *memory : worker.tile.bytes().first(static_cast<size_t>(bytes));
           worker.reader.plan(regions, out);
           if (!options.check_crcs && copy_inside_kernel(worker.reader, sink, regions, out)) {
             sink.put_copied(w, regions);

@@ -44,6 +44,8 @@ std::string_view name_of(Operation operation) {
       return "create folder";
     case Operation::kRename:
       return "rename";
+    case Operation::kReplace:
+      return "replace";
     case Operation::kExchange:
       return "exchange";
     case Operation::kSyncFolder:
@@ -265,6 +267,11 @@ void FaultStore::create_folder(const fs::path& folder) {
 void FaultStore::rename(const fs::path& from, const fs::path& to) {
   faults_->begin({Operation::kRename, from, to});
   store_->rename(from, to);
+}
+
+void FaultStore::replace(const fs::path& from, const fs::path& to) {
+  faults_->begin({Operation::kReplace, from, to});
+  store_->replace(from, to);
 }
 
 void FaultStore::exchange(const fs::path& a, const fs::path& b) {

@@ -27,6 +27,7 @@ enum class Operation {
   kList,
   kCreateFolder,
   kRename,
+  kReplace,
   kExchange,
   kSyncFolder,
   kRemoveAll,
@@ -43,7 +44,7 @@ class FaultStore : public Store {
   struct Event {
     Operation operation;
     std::filesystem::path path;
-    std::filesystem::path target = {};  // of a rename, exchange or copy
+    std::filesystem::path target = {};  // of a rename, replacement, exchange or copy
     friend bool operator==(const Event&, const Event&) = default;
   };
   /// What was asked so far, in the order in which it began, failed or not.
@@ -74,6 +75,7 @@ class FaultStore : public Store {
   std::vector<FolderEntry> list(const std::filesystem::path& folder) const override;
   void create_folder(const std::filesystem::path& folder) override;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  void replace(const std::filesystem::path& from, const std::filesystem::path& to) override;
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
   void sync_folder(const std::filesystem::path& folder) override;
   void remove_all(const std::filesystem::path& path) override;

@@ -40,6 +40,7 @@ class MemoryStore : public Store {
   std::vector<FolderEntry> list(const std::filesystem::path& folder) const override;
   void create_folder(const std::filesystem::path& folder) override;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
+  void replace(const std::filesystem::path& from, const std::filesystem::path& to) override;
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
   void sync_folder(const std::filesystem::path& folder) override;
   void remove_all(const std::filesystem::path& path) override;

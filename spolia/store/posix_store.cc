@@ -281,6 +281,12 @@ class PosixStore : public Store {
     throw_errno(fmt::format("rename {} to", quote(from.native())), to, reason);
   }
 
+  void replace(const fs::path& from, const fs::path& to) override {
+    if (is_folder(from)) throw_errno(fmt::format("replace {} by", quote(to.native())), from, EISDIR);
+    if (::rename(system_name(from), system_name(to)) == 0) return;
+    throw_errno(fmt::format("rename {} to", quote(from.native())), to);
+  }
+
   void exchange(const fs::path& a, const fs::path& b) override {
     if (::renameat2(AT_FDCWD, system_name(a), AT_FDCWD, system_name(b), RENAME_EXCHANGE) == 0) return;
     const int reason = errno;

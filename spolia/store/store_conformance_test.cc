@@ -236,6 +236,21 @@ TEST_P(StoreConformance, RenameNeverReplaces) {
   EXPECT_EQ(get(*store_, at("other")), "two");
 }
 
+TEST_P(StoreConformance, ReplaceTakesAFilesPlaceInOneStep) {
+  put(*store_, at("new"), "new");
+  put(*store_, at("old"), "old");
+  store_->create_folder(at("folder"));
+  store_->replace(at("new"), at("old"));
+  EXPECT_EQ(get(*store_, at("old")), "new");
+  EXPECT_FALSE(store_->exists(at("new")));
+  store_->replace(at("old"), at("free"));
+  EXPECT_EQ(get(*store_, at("free")), "new");
+  expect_error(ErrorKind::kNotFound, {at("no")}, [&] { store_->replace(at("no"), at("free")); });
+  expect_error(ErrorKind::kIo, {at("folder")}, [&] { store_->replace(at("folder"), at("free")); });
+  expect_error(ErrorKind::kIo, {at("folder")}, [&] { store_->replace(at("free"), at("folder")); });
+  EXPECT_EQ(get(*store_, at("free")), "new");
+}
+
 TEST_P(StoreConformance, ExchangeSwapsWhateverTwoNamesName) {
   for (const char* folder : {"a", "b", "b/empty"}) store_->create_folder(at(folder));
   put(*store_, at("a/x"), "one");
@@ -407,6 +422,9 @@ std::string outcome_of(Store& store, const fs::path& root, int operation, const 
       case 8:
         store.exchange(root / a, root / b);
         return "exchanged";
+      case 9:
+        store.replace(root / a, root / b);
+        return "replaced";
       default: {
         std::string text;
         for (const auto& entry : store.list(root / a)) {
@@ -427,10 +445,10 @@ RC_GTEST_PROP(Stores, AgreeOnAnySequenceOfOperations, ()) {
   const auto name = rc::gen::element<fs::path>("a", "b", "a/a", "a/b", "b/a", "a/b/a", "./a", ".");
   const auto length = *rc::gen::inRange(0, 40);
   for (int step = 0; step < length; ++step) {
-    const int operation = *rc::gen::inRange(0, 10);
+    const int operation = *rc::gen::inRange(0, 11);
     const fs::path a = *name, b = *name;
     // The root itself stays: it is another folder in each store.
-    if ((operation <= 3 || operation == 8) && (a == "." || b == ".")) continue;
+    if ((operation <= 3 || operation == 8 || operation == 9) && (a == "." || b == ".")) continue;
     RC_ASSERT(outcome_of(*posix, temp.path(), operation, a, b) == outcome_of(memory, "/", operation, a, b));
   }
 }
