@@ -14,6 +14,14 @@ add_library(Spolia::xxhash ALIAS PkgConfig::xxhash)
 add_library(Spolia::zstd ALIAS PkgConfig::zstd)
 add_library(Spolia::isal ALIAS PkgConfig::isal)
 
+# oneDNN, for spolia_optim alone. Not by its own CMake package: that wants OpenCL's headers, which nothing here includes.
+find_path(DNNL_INCLUDE dnnl.hpp REQUIRED)
+find_library(DNNL_LIBRARY dnnl REQUIRED)
+find_library(GOMP_LIBRARY NAMES gomp libgomp.so.1 REQUIRED)  # the threads of Debian's oneDNN
+add_library(Spolia::dnnl INTERFACE IMPORTED)
+target_include_directories(Spolia::dnnl SYSTEM INTERFACE ${DNNL_INCLUDE})
+target_link_libraries(Spolia::dnnl INTERFACE ${DNNL_LIBRARY} ${GOMP_LIBRARY})
+
 if(SPOLIA_TESTS)
   find_package(GTest REQUIRED)
   find_path(RAPIDCHECK_INCLUDE rapidcheck.h REQUIRED)
