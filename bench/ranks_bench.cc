@@ -1,5 +1,5 @@
-// Saving and loading from thread ranks, beside what bounds them: writing and reading the same bytes by as many
-// threads, and copying them.
+// Saving and loading from thread ranks, beside what bounds them: writing and reading the same bytes by as
+// many threads, and copying them.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -36,7 +36,8 @@ std::shared_ptr<const Layout> layout(const std::string& placement, int ranks) {
 /// The states of all ranks, with their memory, which is touched.
 class Job {
  public:
-  Job(std::span<const NamedShape> tensors, const std::string& placement, int ranks) : states_(static_cast<size_t>(ranks)) {
+  Job(std::span<const NamedShape> tensors, const std::string& placement, int ranks)
+      : states_(static_cast<size_t>(ranks)) {
     const auto how = layout(placement, ranks);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       for (const auto& [name, shape] : tensors) {
@@ -125,7 +126,8 @@ void run(const Options& options) {
        {{"save as spolia", saving(TargetFormat::kSpolia), fresh},
         {"save as dcp", saving(TargetFormat::kDcp), fresh},
         {"the same bytes written and synced",
-         [&]() -> Sample { return {timed([&] { write_plainly(rows.memory(), last, options.ranks); })}; }, fresh}});
+         [&]() -> Sample { return {timed([&] { write_plainly(rows.memory(), last, options.ranks); })}; },
+         fresh}});
   fs::remove_all(last);
 
   const fs::path saved = work / "saved";
@@ -153,9 +155,9 @@ void run(const Options& options) {
        {{"load, the same shards", loading(rows, true), ready},
         {"load, the same shards, unchecked", loading(rows, false), ready},
         {"load, shard(0) to shard(1)", loading(columns, true), ready},
-        {"pread of the files", [&]() -> Sample {
-           return {timed([&] { read_plainly(rows.memory(), data, options.ranks); })};
-         }, ready}});
+        {"pread of the files",
+         [&]() -> Sample { return {timed([&] { read_plainly(rows.memory(), data, options.ranks); })}; },
+         ready}});
 
   std::vector<double> held;
   launch(options.ranks, [&](World& world) {
@@ -179,8 +181,9 @@ void run(const Options& options) {
   copy();
   std::vector<double> plain;
   for (int round = 0; round < options.rounds; ++round) plain.push_back(timed(copy));
-  fmt::print("a background save holds its caller for {:.4f} s; copying the bytes takes {:.4f} s: {:.2f} times\n",
-             median(held), median(plain), median(held) / median(plain));
+  fmt::print(
+      "a background save holds its caller for {:.4f} s; copying the bytes takes {:.4f} s: {:.2f} times\n",
+      median(held), median(plain), median(held) / median(plain));
   fs::remove_all(work);
 }
 

@@ -8,8 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "spolia/base/error.h"
 #include "spolia/base/text.h"
 #include "spolia/base/threads.h"
+#include "spolia/store/store.h"
 
 namespace spolia::cli {
 namespace {
@@ -39,6 +41,32 @@ CLI::Option* add_bytes_option(CLI::App& verb, const std::string& name, int64_t& 
     }
   };
   return verb.add_option_function<std::string>(name, parse, help)->type_name("BYTES");
+}
+
+void add_selection_options(CLI::App& verb, Selection& selection) {
+  verb.add_option("--root", selection.root, "only what lies below this key, without the key: model")
+      ->type_name("KEY");
+  verb.add_option("--select", selection.select,
+                  "only tensors whose name in SRC matches a pattern (*, ?); repeatable")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
+  verb.add_option("--drop", selection.drop, "without tensors whose name in SRC matches; repeatable")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
+  verb.add_option("--strip-prefix", selection.strip_prefix, "take this off the front of names")
+      ->type_name("PREFIX");
+  verb.add_option("--add-prefix", selection.add_prefix, "put this before names")->type_name("PREFIX");
+}
+
+std::string read_text(const std::string& path, std::string_view what) {
+  constexpr int64_t kMost = int64_t{64} << 20;
+  const auto file = posix_store()->open(path);
+  if (file->size() > kMost) {
+    throw InvalidArgumentError("{} is too large for {}: {}", quote(path), what, human_bytes(file->size()));
+  }
+  std::string content(static_cast<size_t>(file->size()), '\0');
+  file->read(0, std::as_writable_bytes(std::span(content)));
+  return content;
 }
 
 ProgressSink progress_bar(const Context& context) {

@@ -13,6 +13,7 @@
 
 #include "spolia/base/cancel.h"
 #include "spolia/base/report.h"
+#include "spolia/checkpoint/selection.h"
 #include "spolia/format/source.h"
 
 namespace spolia::cli {
@@ -34,6 +35,7 @@ void add_digest_command(CLI::App& app, Context& context);
 void add_verify_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
+void add_map_command(CLI::App& app, Context& context);
 
 std::unique_ptr<Source> open(const std::string& path);
 
@@ -42,6 +44,14 @@ void add_threads_option(CLI::App& verb, size_t& threads);
 /// An option that takes a byte count: "64MiB".
 CLI::Option* add_bytes_option(CLI::App& verb, const std::string& name, int64_t& bytes,
                               const std::string& help);
+
+/// Shared by the verbs that take part of a checkpoint: --root, --select, --drop, --strip-prefix,
+/// --add-prefix.
+void add_selection_options(CLI::App& verb, Selection& selection);
+
+/// What a file of text holds that is given where `what` is expected: "a mapping". InvalidArgumentError where
+/// it is too large for that.
+std::string read_text(const std::string& path, std::string_view what);
 
 /// A bar on stderr, where that is a terminal and --quiet was not given; else nothing.
 ProgressSink progress_bar(const Context& context);

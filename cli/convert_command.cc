@@ -23,7 +23,9 @@ namespace {
 
 struct Options {
   std::string source, destination, format;
-  std::optional<std::string> dtype, layout;
+  std::optional<std::string> dtype, layout, map, base;
+  std::string map_root;
+  bool reverse = false;
   std::optional<int> ranks;
   Selection selection;
   int64_t memory = int64_t{1} << 30;
@@ -54,34 +56,46 @@ int64_t peak_resident_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-void print_left_out(const std::vector<std::string>& names, const std::string& format) {
-  if (names.empty()) return;
-  std::string text = fmt::format("{} value{} left out, which {} cannot hold:", names.size(),
-                                 names.size() == 1 ? "" : "s", format);
+/// Names in a line, the first few of them.
+std::string shortened(const std::vector<std::string>& names) {
+  std::string text;
   constexpr size_t kShown = 5;
   for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += " " + printable(names[i]);
-  print_note(text + (names.size() > kShown ? " ..." : ""));
+  return text + (names.size() > kShown ? " ..." : "");
+}
+
+void print_left_out(const std::vector<std::string>& names, const std::string& format) {
+  if (names.empty()) return;
+  print_note(fmt::format("{} value{} left out, which {} cannot hold:{}", names.size(),
+                         names.size() == 1 ? "" : "s", format, shortened(names)));
+}
+
+void print_mapping(const MappingReport& mapping) {
+  for (const std::string& note : mapping.notes) print_note(note);
+  auto list = [](const std::vector<std::string>& names, std::string_view what) {
+    if (names.empty()) return;
+    print_note(
+        fmt::format("{} tensor{} {}:{}", names.size(), names.size() == 1 ? "" : "s", what, shortened(names)));
+  };
+  list(mapping.dropped, "dropped by the mapping");
+  list(mapping.unused, "not used by the mapping");
 }
 
 /// Layout rules as they were given: in the file of that name, or, where there is none, in the text itself.
 std::string layout_text(const std::string& given) {
-  constexpr int64_t kMost = int64_t{64} << 20;
   const bool may_be_rules = given.empty() || given.find_first_of("={[(:;") != std::string::npos;
   std::error_code too_long;  // for a name, not for rules
   if (may_be_rules && !std::filesystem::exists(given, too_long)) return given;
-  const auto file = posix_store()->open(given);
-  if (file->size() > kMost) {
-    throw InvalidArgumentError("{} is too large for layout rules: {}", quote(given),
-                               human_bytes(file->size()));
-  }
-  std::string content(static_cast<size_t>(file->size()), '\0');
-  file->read(0, std::as_writable_bytes(std::span(content)));
-  return content;
+  return read_text(given, "layout rules");
 }
 
 ConvertOptions convert_options(const Options& options, int ranks) {
   ConvertOptions convert;
   convert.selection = options.selection;
+  if (options.map) {
+    convert.mapping = {parse_mapping(read_text(*options.map, "a mapping")), options.reverse,
+                       options.map_root};
+  }
   if (options.dtype) convert.dtype = parse_dtype(*options.dtype);
   convert.to = formats().at(options.format);
   if (options.layout) convert.layout = read_layout_rules(layout_text(*options.layout));
@@ -105,35 +119,49 @@ RunOptions run_options(const Context& context, const Options& options) {
   return run;
 }
 
+void add_mapping(const MappingReport& mapping, nlohmann::ordered_json& json) {
+  json["dropped"] = mapping.dropped;
+  json["unused"] = mapping.unused;
+  json["mapping_notes"] = mapping.notes;
+}
+
 void print_plan(const Context& context, const Options& options, const Conversion& conversion,
-                const Catalog& source) {
+                const Source& from) {
   const Target& target = *conversion.target;
+  const Catalog& source = conversion.read_from(from).catalog();
   if (options.json) {
     nlohmann::ordered_json plan = plan_json(conversion.plan, source, target.catalog());
     plan["left_out"] = target.left_out();
+    if (options.map) add_mapping(conversion.mapping, plan);
     print_json(plan);
   } else {
     print(plan_text(conversion.plan, source, target.catalog()));
-    if (!context.quiet) print_left_out(target.left_out(), options.format);
+    if (context.quiet) return;
+    print_left_out(target.left_out(), options.format);
+    print_mapping(conversion.mapping);
   }
 }
 
 void print_report(const Context& context, const Options& options, const Report& report,
-                  const std::vector<std::string>& files, double seconds) {
+                  const Conversion& conversion, double seconds) {
+  const std::vector<std::string>& files = conversion.target->catalog().files;
   if (options.json) {
-    print_json({{"tensors", report.tensors},
-                {"files", files},
-                {"bytes_read", report.bytes_read},
-                {"bytes_written", report.bytes_written},
-                {"checksums_checked", report.crcs_checked},
-                {"decoders_reopened", report.decoders_reopened},
-                {"read_back", options.verify},
-                {"seconds", seconds},
-                {"peak_resident_bytes", peak_resident_bytes()},
-                {"left_out", report.left_out},
-                {"notes", report.notes}});
+    nlohmann::ordered_json json = {{"tensors", report.tensors},
+                                   {"files", files},
+                                   {"bytes_read", report.bytes_read},
+                                   {"bytes_written", report.bytes_written},
+                                   {"checksums_checked", report.crcs_checked},
+                                   {"decoders_reopened", report.decoders_reopened},
+                                   {"read_back", options.verify},
+                                   {"seconds", seconds},
+                                   {"peak_resident_bytes", peak_resident_bytes()},
+                                   {"left_out", report.left_out},
+                                   {"notes", report.notes}};
+    if (options.map) add_mapping(conversion.mapping, json);
+    print_json(json);
   } else if (!context.quiet) {
     print_left_out(report.left_out, options.format);
+    print_mapping(conversion.mapping);
     for (const std::string& note : report.notes) print_note(note);
     if (report.decoders_reopened > 0) {
       print_note(fmt::format("compressed items were decoded again {} times; more --memory avoids that",
@@ -168,19 +196,21 @@ int run_together(const Context& context, const Options& options, int ranks) {
   const auto store = posix_store();
   const ConvertOptions convert = convert_options(options, ranks);
   const PlanOptions part = part_of_a_rank(convert.plan, ranks);
-  std::unique_ptr<Source> shared;
+  std::unique_ptr<Source> shared, shared_base;
   std::optional<Conversion> planned;
   if (!ranks_are_processes()) {
     shared = open(options.source);
-    planned = plan_conversion(*shared, convert);
+    if (options.base) shared_base = open(*options.base);
+    planned = plan_conversion(*shared, convert, shared_base.get());
   }
   return run_on_ranks(options.ranks, [&](World& world) {
-    std::unique_ptr<Source> own;
+    std::unique_ptr<Source> own, own_base;
     if (!shared) own = open_together(*world.all(), store, options.source);
+    if (!shared && options.base) own_base = open_together(*world.all(), store, *options.base);
     const Source& source = shared ? *shared : *own;
     std::optional<Conversion> own_plan;
     agree(*world.all(), "planning", [&] {
-      if (!planned) own_plan = plan_conversion(source, convert);
+      if (!planned) own_plan = plan_conversion(source, convert, own_base.get());
     });
     const Conversion& conversion = planned ? *planned : *own_plan;
     RunOptions how = run_options(context, options);
@@ -189,7 +219,7 @@ int run_together(const Context& context, const Options& options, int ranks) {
         convert_together(*world.all(), source, conversion, part, *store, options.destination, how);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (world.rank() == 0) {
-      print_report(context, options, report, conversion.target->catalog().files, seconds);
+      print_report(context, options, report, conversion, seconds);
     }
   });
 }
@@ -204,17 +234,18 @@ int run(const Context& context, const Options& options) {
   const auto store = posix_store();
   refuse_inside(*store, options.source, options.destination);
   const auto source = open(options.source);
-  const Conversion conversion = plan_conversion(*source, convert_options(options, ranks));
+  const auto base = options.base ? open(*options.base) : nullptr;
+  const Conversion conversion = plan_conversion(*source, convert_options(options, ranks), base.get());
   const RunOptions how = run_options(context, options);
   if (options.dry_run) {
     // Refused where the conversion would be. What that makes to find out goes away at once.
     const StagedFolder destination(*store, options.destination, how.existing);
-    print_plan(context, options, conversion, source->catalog());
+    print_plan(context, options, conversion, *source);
     return kFine;
   }
   const Report report = run_conversion(*source, conversion, *store, options.destination, how);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  print_report(context, options, report, conversion.target->catalog().files, seconds);
+  print_report(context, options, report, conversion, seconds);
   return kFine;
 }
 
@@ -239,21 +270,22 @@ void add_convert_command(CLI::App& app, Context& context) {
   add_bytes_option(*verb, "--memory", options->memory, "bytes for buffers, 16MiB or more [1GiB]");
   add_bytes_option(*verb, "--max-shard-size", options->max_shard_bytes,
                    "most bytes of tensors in a file, without --layout [5GB]");
-  verb->add_option("--root", options->selection.root, "only what lies below this key, without the key: model")
-      ->type_name("KEY");
-  verb->add_option("--select", options->selection.select,
-                   "only tensors whose name in SRC matches a pattern (*, ?); repeatable")
-      ->type_name("PATTERN")
-      ->allow_extra_args(false);
-  verb->add_option("--drop", options->selection.drop, "without tensors whose name in SRC matches; repeatable")
-      ->type_name("PATTERN")
-      ->allow_extra_args(false);
-  verb->add_option("--strip-prefix", options->selection.strip_prefix, "take this off the front of names")
-      ->type_name("PREFIX");
-  verb->add_option("--add-prefix", options->selection.add_prefix, "put this before names")
-      ->type_name("PREFIX");
+  add_selection_options(*verb, options->selection);
+  auto* map =
+      verb->add_option("--map", options->map,
+                       "a file that says what becomes of the selected tensors: other names, joined, cut, "
+                       "turned; see docs/mapping.md")
+          ->type_name("FILE");
+  verb->add_flag("--reverse", options->reverse, "run the mapping backwards")->needs(map);
+  verb->add_option("--map-root", options->map_root, "the key below which the mapping's names lie: model")
+      ->type_name("KEY")
+      ->needs(map);
+  verb->add_option("--base", options->base,
+                   "a checkpoint that has the tensors which the mapping calls new (_ -> NAME)")
+      ->type_name("CHECKPOINT")
+      ->needs(map);
   verb->add_option("--dtype", options->dtype,
-                   "cast floating-point tensors: float64, float32, float16, bfloat16");
+                   "cast floating-point tensors, last of all: float64, float32, float16, bfloat16");
   auto* overwrite = verb->add_flag("--overwrite", options->overwrite,
                                    "replace a checkpoint at DST, in one step when all is written");
   verb->add_flag("--non-atomic", options->non_atomic,

@@ -1,8 +1,8 @@
-// A job's state on a 2x2 mesh, then on three ranks, then on one: saved and loaded each time by all ranks together,
-// and proved equal. Alone it runs on four threads; under `mpirun -n 4` on four processes.
-#include <fmt/format.h>
-
+// A job's state on a 2x2 mesh, then on three ranks, then on one: saved and loaded each time by all ranks
+// together, and proved equal. Alone it runs on four threads; under `mpirun -n 4` on four processes.
 #include <filesystem>
+
+#include <fmt/format.h>
 
 #include "spolia/checkpoint/digest.h"
 #include "spolia/checkpoint/layout_option.h"

@@ -7,7 +7,8 @@ int main() {
   Checkpoints checkpoints("run", /*keep=*/3);
   for (int ranks : {4, 3}) {  // saved by four ranks, loaded by three
     launch(ranks, [&](World& world) {
-      const auto rows = std::make_shared<const Layout>(parse_layout(fmt::format("[shard(0)] over {}", ranks)));
+      const auto rows =
+          std::make_shared<const Layout>(parse_layout(fmt::format("[shard(0)] over {}", ranks)));
       const Dims shape = {1000, 64}, mine = rows->shard(shape, world.rank()).local_shape;
       std::vector<float> weight(numel(mine), 1.0f);
       std::byte* const memory = std::as_writable_bytes(std::span(weight)).data();

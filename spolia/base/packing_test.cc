@@ -1,15 +1,16 @@
 #include "spolia/base/packing.h"
 
-#include <gtest/gtest.h>
-
 #include <limits>
+
+#include <gtest/gtest.h>
 
 namespace spolia {
 namespace {
 
 TEST(Packing, GivesBackWhatWasPacked) {
   Packer out;
-  const int64_t numbers[] = {std::numeric_limits<int64_t>::min(), -1, 0, 1, std::numeric_limits<int64_t>::max()};
+  const int64_t numbers[] = {std::numeric_limits<int64_t>::min(), -1, 0, 1,
+                             std::numeric_limits<int64_t>::max()};
   for (int64_t number : numbers) out.number(number);
   out.text("");
   out.text(std::string_view("a\0b", 3));
@@ -40,7 +41,8 @@ TEST(Packing, NeverReadsPastTheEnd) {
     EXPECT_THROW((in.number(), in.text()), CorruptError) << length;
   }
   // Lengths and counts that are no lengths of what is left.
-  for (int64_t length : {int64_t{-1}, int64_t{10}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
+  for (int64_t length :
+       {int64_t{-1}, int64_t{10}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
     Packer wrong;
     wrong.number(length);
     const std::string text = wrong.take() + "nine byte";

@@ -3,7 +3,8 @@
 //   BackgroundSaver saver(world);
 //   Checkpoints checkpoints("run");
 //   ...
-//   saver.start(state, [&](Group& group, const StateDict& copy) { return checkpoints.save(group, copy, step); });
+//   saver.start(state, [&](Group& group, const StateDict& copy) { return checkpoints.save(group, copy, step);
+//   });
 //   // the state may be changed now
 #pragma once
 
@@ -48,8 +49,8 @@ class BackgroundSaver {
   };
   /// Saves the copy; runs on the saver's thread, in a group of all ranks that is its own.
   using Save = std::function<Report(Group& group, const StateDict& copy)>;
-  /// Called on the saver's thread when a save has ended: with its report, or with what it threw. What it throws
-  /// itself is the save's failure, if that had none.
+  /// Called on the saver's thread when a save has ended: with its report, or with what it threw. What it
+  /// throws itself is the save's failure, if that had none.
   using Callback = std::function<void(const Report& report, std::exception_ptr failure)>;
 
   /// Makes two groups of all ranks. Collective over the world, which outlives the saver.
@@ -60,9 +61,9 @@ class BackgroundSaver {
   BackgroundSaver(const BackgroundSaver&) = delete;
   BackgroundSaver& operator=(const BackgroundSaver&) = delete;
 
-  /// Copies the state and returns; the state may be changed from then on. Collective over the world. Where the
-  /// save before has failed on any rank, its error is thrown now, on all, and nothing is started. With kRefuse,
-  /// InvalidArgumentError on all ranks where one of them is still saving.
+  /// Copies the state and returns; the state may be changed from then on. Collective over the world. Where
+  /// the save before has failed on any rank, its error is thrown now, on all, and nothing is started. With
+  /// kRefuse, InvalidArgumentError on all ranks where one of them is still saving.
   void start(const StateDict& state, Save save, Callback callback = {});
 
   /// Whether no save is under way on this rank.

@@ -1,9 +1,9 @@
 #include "spolia/checkpoint/background_save.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <future>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/load.h"

@@ -166,6 +166,12 @@ void Checkpoints::clear_leftovers() {
     const std::string_view name = std::string_view(entry.name).substr(0, dot);
     const std::string_view rest = std::string_view(entry.name).substr(dot);
     if (!step_of(name) && name != kLatest) continue;
+    if (rest.starts_with(kOld) && !store_->exists(root_ / name)) {
+      // A replacement in two steps crashed between them: nothing has the name, and what had it is whole.
+      store_->rename(root_ / entry.name, root_ / name);
+      store_->sync_folder(root_);
+      continue;
+    }
     const bool is_saves = rest.starts_with(kPartial) || rest.starts_with(kOld);
     const bool is_dead_mark = rest.starts_with(kLoading) && is_gone(rest.substr(rest.rfind('.') + 1));
     if (is_saves || is_dead_mark) store_->remove_all(root_ / entry.name);
@@ -200,7 +206,7 @@ void Checkpoints::delete_old(std::vector<std::string>& notes) {
   for (int64_t step : all) {
     if (step == latest()) continue;
     const std::string name = name_of_step(step);
-    const path old = root_ / fmt::format("{}{}{}", name, kOld, ::getpid());
+    const path old = root_ / fmt::format("{}{}{}", name, kPartial, ::getpid());  // cleared after a crash
     store_->rename(root_ / name, old);
     if (is_being_loaded(name)) {
       store_->rename(old, root_ / name);

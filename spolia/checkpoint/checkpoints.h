@@ -24,14 +24,14 @@ namespace spolia {
 /// root; any number may load from it.
 class Checkpoints {
  public:
-  /// `keep`: so many of the newest stay after a save; 0: all. What `latest` names stays in any case, and what is
-  /// being loaded, by any process of this host, or of another that has not said that it is done.
+  /// `keep`: so many of the newest stay after a save; 0: all. What `latest` names stays in any case, and what
+  /// is being loaded, by any process of this host, or of another that has not said that it is done.
   explicit Checkpoints(std::filesystem::path root, size_t keep = 0,
                        std::shared_ptr<Store> store = posix_store());
 
   /// Saves as save() does, under the step's name, then sets `latest`, then deletes old ones. Collective over
-  /// the group. `step` >= 0. Makes the root where it is not there. InvalidArgumentError where the step is there
-  /// and options.existing is to refuse that.
+  /// the group. `step` >= 0. Makes the root where it is not there. InvalidArgumentError where the step is
+  /// there and options.existing is to refuse that.
   Report save(Group& group, const StateDict& state, int64_t step, const SaveOptions& options = {});
 
   /// Loads as load() does; without `step` what `latest` names. Collective over the world. NotFoundError where
@@ -42,7 +42,8 @@ class Checkpoints {
   /// The steps of which there is a checkpoint, rising.
   std::vector<int64_t> steps() const;
   /// The step that `latest` names; where there is no such file, the highest step, which was saved before it
-  /// could be named. Nothing where there are no checkpoints. CorruptError where the file names something else.
+  /// could be named. Nothing where there are no checkpoints. CorruptError where the file names something
+  /// else.
   std::optional<int64_t> latest() const;
 
   const std::filesystem::path& root() const { return root_; }

@@ -12,7 +12,8 @@ namespace spolia {
 namespace {
 
 std::vector<WantedTensor> tensors_on(int ranks) {
-  const auto layout = std::make_shared<const Layout>(parse_layout("[shard(0)] over " + std::to_string(ranks)));
+  const auto layout =
+      std::make_shared<const Layout>(parse_layout("[shard(0)] over " + std::to_string(ranks)));
   return {{"a", DType::kFloat32, {10, 3}, layout, {}, {}}, {"b", DType::kInt64, {4}, nullptr, {}, {}}};
 }
 
@@ -54,8 +55,7 @@ TEST(Checkpoints, NamesTheLatestAndKeepsTheNewest) {
     EXPECT_EQ(checkpoints.latest(), step);
   }
   EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{200, 300}));
-  EXPECT_EQ(names_in(*store, "/run"),
-            (std::vector<std::string>{"latest", "step-00000200", "step-00000300"}));
+  EXPECT_EQ(names_in(*store, "/run"), (std::vector<std::string>{"latest", "step-00000200", "step-00000300"}));
   expect_loads(checkpoints, std::nullopt, 300);
   expect_loads(checkpoints, 200, 200);
   try {
@@ -96,8 +96,8 @@ TEST(Checkpoints, ClearsWhatCrashedSavesLeft) {
   put(*store, "/run/latest.partial-9", "step-00000002");
   put(*store, "/run/notes.txt", "mine");
   save_step(checkpoints, 2);
-  EXPECT_EQ(names_in(*store, "/run"),
-            (std::vector<std::string>{"latest", "mine.partial-1", "notes.txt", "step-00000001", "step-00000002"}));
+  EXPECT_EQ(names_in(*store, "/run"), (std::vector<std::string>{"latest", "mine.partial-1", "notes.txt",
+                                                                "step-00000001", "step-00000002"}));
 }
 
 TEST(Checkpoints, RefusesAStepThatIsThere) {
@@ -156,6 +156,65 @@ TEST(Checkpoints, ACrashAtAnyPointLeavesOneThatLoads) {
       EXPECT_EQ(after.steps(), (std::vector<int64_t>{3})) << nth;
     }
     EXPECT_LT(operations, 1000);
+  }
+}
+
+/// A replacement in two steps has a moment in which nothing has the step's name. Wherever it crashes, the
+/// next save leaves a checkpoint that loads, even if it crashes itself as soon as it has cleared what was
+/// left.
+TEST(Checkpoints, ACrashBetweenTwoStepsOfAReplacementLosesNothing) {
+  for (int64_t nth = 0; nth < 200; ++nth) {
+    const auto memory = std::make_shared<MemoryStore>();
+    const auto faults = std::make_shared<FaultStore>(memory);
+    Checkpoints checkpoints("/run", 1, faults);
+    save_step(checkpoints, 1);
+    faults->fail(std::nullopt, nth, EIO, FaultStore::Times::kFromThenOn);
+    bool completed = false;
+    try {
+      save_step(checkpoints, 1, 2, {.existing = Existing::kReplaceInTwoSteps});
+      completed = true;
+    } catch (const Error&) {
+    }
+    memory->crash(MemoryStore::UnsyncedNames::kKept);
+
+    const auto failing = std::make_shared<FaultStore>(memory);
+    failing->fail(Operation::kCreate, 0, EIO, FaultStore::Times::kFromThenOn);
+    Checkpoints next("/run", 1, failing), after("/run", 1, memory);
+    EXPECT_THROW(save_step(next, 2), IoError) << nth;
+    EXPECT_EQ(after.latest(), 1) << nth;
+    EXPECT_EQ(after.steps(), std::vector<int64_t>{1}) << nth;
+    expect_loads(after, std::nullopt, 1);
+    save_step(after, 2);
+    EXPECT_EQ(names_in(*memory, "/run"), (std::vector<std::string>{"latest", "step-00000002"})) << nth;
+    if (completed) return;
+  }
+  FAIL() << "it never completes";
+}
+
+/// A checkpoint that is being deleted when the job crashes does not come back as half a one.
+TEST(Checkpoints, ACrashWhileOldOnesAreDeletedLeavesNoHalves) {
+  for (int64_t nth = 0; nth < 3; ++nth) {
+    const auto memory = std::make_shared<MemoryStore>();
+    const auto faults = std::make_shared<FaultStore>(memory);
+    Checkpoints checkpoints("/run", 1, faults);
+    save_step(checkpoints, 1);
+    faults->before(Operation::kRemoveAll, nth, [&] {
+      // It has removed one file.
+      for (const FolderEntry& entry : memory->list("/run")) {
+        if (!entry.name.starts_with("step-00000001.")) continue;
+        memory->remove_all("/run/" + entry.name + "/spolia.json");
+        throw IoError("crash");
+      }
+    });
+    try {
+      save_step(checkpoints, 2);
+    } catch (const IoError&) {
+    }
+    Checkpoints after("/run", 0, memory);
+    EXPECT_EQ(after.steps(), std::vector<int64_t>{2});
+    save_step(after, 3);
+    EXPECT_EQ(names_in(*memory, "/run"),
+              (std::vector<std::string>{"latest", "step-00000002", "step-00000003"}));
   }
 }
 

@@ -19,6 +19,7 @@
 #include "spolia/format/torch/dcp_target.h"
 #include "spolia/plan/distribution.h"
 #include "spolia/plan/reading_order.h"
+#include "spolia/state/copy_index.h"
 
 namespace spolia {
 namespace {
@@ -36,13 +37,16 @@ TensorEntry target_tensor(const TensorEntry& source, SelectedEntry&& selected, s
   return tensor;
 }
 
-/// What will be written, without chunks and writers. `sources`: gets the source's tensor for each of them.
-TargetContents select_contents(const Catalog& source, const ConvertOptions& options,
-                               std::vector<size_t>& sources) {
-  SelectedEntries selected = select_entries(source, options.selection);
+SelectedEntries select_sorted(const Catalog& source, const Selection& selection) {
+  SelectedEntries selected = select_entries(source, selection);
   std::ranges::sort(selected.tensors, {}, &SelectedEntry::name);
   std::ranges::sort(selected.values, {}, &SelectedEntry::name);
+  return selected;
+}
 
+/// What will be written, without chunks and writers. `sources`: gets the source's tensor for each of them.
+TargetContents contents_of(SelectedEntries selected, const Catalog& source, const ConvertOptions& options,
+                           std::vector<size_t>& sources) {
   TargetContents contents;
   contents.checksums = options.checksums;
   contents.catalog.tensors.reserve(selected.tensors.size());
@@ -54,6 +58,55 @@ TargetContents select_contents(const Catalog& source, const ConvertOptions& opti
     contents.values.push_back({std::move(s.name), std::move(s.path), s.index});
   }
   contents.order = order_of_reading(sources, source);
+  return contents;
+}
+
+/// Whether every value of `from` is one of `to`.
+bool is_exact(DType to, DType from) {
+  return to == from || to == DType::kFloat64 || (to == DType::kFloat32 && from != DType::kFloat64);
+}
+
+/// The last cast: of the tensors that a mapping makes to `dtype`. Two casts are done as one, so that the
+/// first may not round.
+void cast_mapped(MappedTensors& mapped, DType dtype, const Catalog& source) {
+  for (const RegionCopy& copy : mapped.copies) {
+    const DType from = source.tensors[copy.source].dtype, between = mapped.tensors[copy.target].dtype;
+    if (info(between).kind != DTypeKind::kFloat || between == dtype || is_exact(between, from)) continue;
+    fail_at(mapped.positions[copy.target],
+            "{} is cast from {} to {}, and should then be cast to {}; leave out one of the casts",
+            quote(mapped.tensors[copy.target].name), name_of(from), name_of(between), name_of(dtype));
+  }
+  for (TensorEntry& tensor : mapped.tensors) {
+    if (info(tensor.dtype).kind == DTypeKind::kFloat) tensor.dtype = dtype;
+  }
+}
+
+void require_distinct(const std::vector<TensorEntry>& tensors, const std::vector<TargetValue>& values) {
+  for (const TargetValue& value : values) {
+    const auto found = std::ranges::lower_bound(tensors, value.name, {}, &TensorEntry::name);
+    if (found == tensors.end() || found->name != value.name) continue;
+    throw InvalidArgumentError("the mapping makes a tensor {}, and there is a value of this name",
+                               quote(value.name));
+  }
+}
+
+/// The same of tensors that a mapping makes. `source`: what their copies count.
+TargetContents contents_of(MappedTensors& mapped, std::vector<SelectedEntry> values, const Catalog& source,
+                           const ConvertOptions& options) {
+  if (mapped.tensors.empty())
+    throw InvalidArgumentError("the mapping drops every tensor: nothing would be left");
+  if (options.dtype) cast_mapped(mapped, *options.dtype, source);
+  TargetContents contents;
+  contents.checksums = options.checksums;
+  contents.catalog.tensors = std::move(mapped.tensors);
+  for (SelectedEntry& s : values) {
+    contents.values.push_back({std::move(s.name), std::move(s.path), s.index});
+  }
+  require_distinct(contents.catalog.tensors, contents.values);
+  std::vector<size_t> firsts(
+      contents.catalog.tensors.size());  // what each begins with; any for one without elements
+  for (size_t c = mapped.copies.size(); c-- > 0;) firsts[mapped.copies[c].target] = mapped.copies[c].source;
+  contents.order = order_of_reading(firsts, source);
   return contents;
 }
 
@@ -74,9 +127,9 @@ std::unique_ptr<Target> make_target(TargetContents contents, const ConvertOption
     }
     return make_safetensors_target(std::move(contents), most_in_a_file(contents.catalog, options));
   }
-  contents.writers =
-      options.layout ? distribute(contents.catalog, *options.layout)
-                     : pack(contents.catalog, contents.order, most_in_a_file(contents.catalog, options));
+  contents.writers = options.layout
+                         ? distribute(contents.catalog, *options.layout)
+                         : pack(contents.catalog, contents.order, most_in_a_file(contents.catalog, options));
   return options.to == TargetFormat::kDcp ? make_dcp_target(std::move(contents))
                                           : make_spolia_target(std::move(contents));
 }
@@ -96,6 +149,22 @@ int fastest_dim(const Source& source, size_t tensor) {
     if (fastest < 0 || strides[at] <= strides[static_cast<size_t>(fastest)]) fastest = d;
   }
   return fastest + 1 == std::ssize(shape) ? -1 : fastest;
+}
+
+/// Notes for each copy how its source is stored (RegionCopy::fastest_dim).
+void add_fastest_dims(std::vector<RegionCopy>& copies, const Source& source) {
+  std::vector<std::optional<int>> known(source.catalog().tensors.size());
+  for (RegionCopy& copy : copies) {
+    std::optional<int>& fastest = known[copy.source];
+    if (!fastest) fastest = fastest_dim(source, copy.source);
+    if (*fastest < 0 || copy.region == nullptr) {
+      copy.fastest_dim = *fastest;
+      continue;
+    }
+    for (size_t d = 0; d < copy.region->target.ndim(); ++d) {
+      if (source_dim(*copy.region, d) == *fastest) copy.fastest_dim = static_cast<int>(d);
+    }
+  }
 }
 
 /// Seconds since it was made or last asked.
@@ -151,17 +220,21 @@ std::vector<int64_t> writers_of_files(const Catalog& target, int64_t ranks) {
   return writers;
 }
 
-/// The copies that fill the box of a target's tensor, as copies that fill a target of its own.
-void add_copies_of(const TransferPlan& plan, const Catalog& source, const Catalog& target, size_t tensor,
-                   const Box& box, size_t piece, std::vector<RegionCopy>& copies) {
+/// The copies that fill the box of a target's tensor, as copies that fill a target of its own. `indices`: of
+/// the plan's copies.
+void add_copies_of(const TransferPlan& plan, CopyIndices& indices, const Catalog& source,
+                   const Catalog& target, size_t tensor, const Box& box, size_t piece,
+                   std::vector<RegionCopy>& copies) {
   const TensorEntry& entry = target.tensors[tensor];
-  for (const RegionCopy& copy : plan.copies_of(tensor)) {
+  for (size_t c : indices.overlapping(tensor, box)) {
+    const RegionCopy& copy = plan.copies[c];
     const Box all = whole(addressable_shape(entry.dtype, entry.shape));
     const Region region = copy.region != nullptr
                               ? *copy.region
                               : Region{whole(addressable_shape(source.tensors[copy.source].dtype,
                                                                source.tensors[copy.source].shape)),
-                                       all, {}};
+                                       all,
+                                       {}};
     const Box common = intersect(region.target, box);
     if (common.empty()) continue;
     Region part = narrowed(region, common);
@@ -188,31 +261,40 @@ void add_up(Group& group, Report& report) {
 
 }  // namespace
 
-Conversion plan_conversion(const Source& from, const ConvertOptions& options) {
-  const Catalog& source = from.catalog();
+Conversion plan_conversion(const Source& from, const ConvertOptions& options, const Source* base) {
   if (options.dtype && info(*options.dtype).kind != DTypeKind::kFloat) {
     throw InvalidArgumentError("tensors are cast to float64, float32, float16 or bfloat16, not to {}",
                                name_of(*options.dtype));
   }
-  std::vector<size_t> sources;
-  TargetContents contents = select_contents(source, options, sources);
-
+  SelectedEntries selected = select_sorted(from.catalog(), options.selection);
   Conversion conversion;
-  conversion.target = make_target(std::move(contents), options);
   std::vector<RegionCopy> copies;
-  copies.reserve(sources.size());
-  for (size_t t = 0; t < sources.size(); ++t) {
-    copies.push_back(copy_whole(sources[t], t));
-    copies.back().fastest_dim = fastest_dim(from, sources[t]);
+  if (options.mapping) {
+    MappedTensors mapped = map_tensors(from, selected.tensors, *options.mapping, base);
+    conversion.joined = std::move(mapped.joined);
+    conversion.mapping = std::move(mapped.report);
+    TargetContents contents =
+        contents_of(mapped, std::move(selected.values), conversion.read_from(from).catalog(), options);
+    copies = std::move(mapped.copies);
+    conversion.target = make_target(std::move(contents), options);
+  } else {
+    std::vector<size_t> sources;
+    TargetContents contents = contents_of(std::move(selected), from.catalog(), options, sources);
+    conversion.target = make_target(std::move(contents), options);
+    copies.reserve(sources.size());
+    for (size_t t = 0; t < sources.size(); ++t) copies.push_back(copy_whole(sources[t], t));
   }
-  conversion.plan = plan_transfer(source, conversion.target->catalog(), std::move(copies),
+  const Source& source = conversion.read_from(from);
+  add_fastest_dims(copies, source);
+  conversion.plan = plan_transfer(source.catalog(), conversion.target->catalog(), std::move(copies),
                                   conversion.target->order(), options.plan);
   return conversion;
 }
 
-Report run_conversion(const Source& source, const Conversion& conversion, Store& store,
+Report run_conversion(const Source& from, const Conversion& conversion, Store& store,
                       const std::filesystem::path& destination, const RunOptions& options) {
   Stopwatch watch;
+  const Source& source = conversion.read_from(from);
   const Target& target = *conversion.target;
   StagedFolder folder(store, destination, options.existing);
   std::vector<OutputFile*> files;
@@ -240,9 +322,10 @@ Report run_conversion(const Source& source, const Conversion& conversion, Store&
   return report;
 }
 
-Report convert_together(Group& group, const Source& source, const Conversion& conversion,
+Report convert_together(Group& group, const Source& from, const Conversion& conversion,
                         const PlanOptions& plan, Store& store, const std::filesystem::path& destination,
                         const RunOptions& options) {
+  const Source& source = conversion.read_from(from);
   const Target& target = *conversion.target;
   const Catalog& catalog = target.catalog();
   std::unique_ptr<const PieceTarget> pieces;
@@ -253,14 +336,15 @@ Report convert_together(Group& group, const Source& source, const Conversion& co
     for (uint32_t file = 0; file < writers.size(); ++file) {
       if (writers[file] == group.place()) files.push_back(file);
     }
+    CopyIndices indices(conversion.plan.copies, conversion.plan.first_copy);
     std::vector<PieceTarget::Piece> own;
     std::vector<RegionCopy> copies;
     for (size_t t : target.order()) {
       const TensorEntry& tensor = catalog.tensors[t];
       for (size_t c = 0; c < tensor.chunks(); ++c) {
         if (writers[tensor.extents[c].file] != group.place()) continue;
-        add_copies_of(conversion.plan, source.catalog(), catalog, t, addressable_box(tensor, c), own.size(),
-                      copies);
+        add_copies_of(conversion.plan, indices, source.catalog(), catalog, t, addressable_box(tensor, c),
+                      own.size(), copies);
         own.push_back({t, c});
       }
     }
@@ -268,8 +352,8 @@ Report convert_together(Group& group, const Source& source, const Conversion& co
     transfer = plan_transfer(source.catalog(), pieces->catalog(), std::move(copies), pieces->order(), plan);
   });
   const RankShare share{target, *pieces, transfer, source, source, std::move(files)};
-  WriteOptions write{options.existing, options.durable,
-                     {options.check_source, options.cancel, options.progress}, {}};
+  WriteOptions write{
+      options.existing, options.durable, {options.check_source, options.cancel, options.progress}, {}};
   if (options.read_back) {
     write.check = [&](const std::filesystem::path& folder) {
       read_back(source, conversion, store, folder, options);

@@ -10,6 +10,7 @@
 
 #include "spolia/base/cancel.h"
 #include "spolia/base/report.h"
+#include "spolia/checkpoint/map_tensors.h"
 #include "spolia/checkpoint/selection.h"
 #include "spolia/checkpoint/staged_folder.h"
 #include "spolia/comm/group.h"
@@ -29,7 +30,10 @@ enum class TargetFormat {
 
 struct ConvertOptions {
   Selection selection;
-  std::optional<DType> dtype;  // cast floating-point tensors to this; others stay as they are
+  /// What becomes of the selected tensors, by the names that the selection gives them. Values stay as they
+  /// are.
+  std::optional<MappingChoice> mapping;
+  std::optional<DType> dtype;  // cast floating-point tensors to this, in the end; others stay as they are
   TargetFormat to = TargetFormat::kSafetensors;
   /// How ranks will share the tensors: each rank's boxes are written as that rank would have written them.
   /// Without, tensors are whole.
@@ -38,7 +42,7 @@ struct ConvertOptions {
   /// The files are to be at least so many, without a layout, where there are tensors enough: one a rank that
   /// writes.
   int64_t files = 1;
-  bool checksums = true;                    // whether checksums are computed and written
+  bool checksums = true;  // whether checksums are computed and written
   PlanOptions plan;
 };
 
@@ -46,12 +50,19 @@ struct ConvertOptions {
 struct Conversion {
   std::unique_ptr<const Target> target;
   TransferPlan plan;
+  /// The source with what a mapping makes new, where it does: what `plan` counts. Borrows the source and the
+  /// base.
+  std::unique_ptr<const Source> joined;
+  MappingReport mapping;
+
+  const Source& read_from(const Source& source) const { return joined ? *joined : source; }
 };
 
 /// Decides what a conversion will write, from the source's catalog, and from where it says that a large
 /// tensor's elements lie (Source::payload()). Checks names, dtypes, layouts and exact coverage; throws where
-/// something does not fit.
-Conversion plan_conversion(const Source& source, const ConvertOptions& options);
+/// something does not fit. `base`: a checkpoint that has the tensors which the mapping calls new and does not
+/// fill, under the names of the result; it outlives the conversion.
+Conversion plan_conversion(const Source& source, const ConvertOptions& options, const Source* base = nullptr);
 
 struct RunOptions {
   const CancelToken* cancel = nullptr;
@@ -68,10 +79,10 @@ struct RunOptions {
 Report run_conversion(const Source& source, const Conversion& conversion, Store& store,
                       const std::filesystem::path& destination, const RunOptions& options);
 
-/// The same from all ranks of a group, each of which writes some of the files: largest first to the one with the
-/// least. Collective over the group. `source` and `conversion` are the same on all ranks, and may be shared by
-/// those that are threads; `plan` is the rank's part of memory and threads. Without as many files as ranks, some
-/// have nothing to do. The report is of all ranks together.
+/// The same from all ranks of a group, each of which writes some of the files: largest first to the one with
+/// the least. Collective over the group. `source` and `conversion` are the same on all ranks, and may be
+/// shared by those that are threads; `plan` is the rank's part of memory and threads. Without as many files
+/// as ranks, some have nothing to do. The report is of all ranks together.
 Report convert_together(Group& group, const Source& source, const Conversion& conversion,
                         const PlanOptions& plan, Store& store, const std::filesystem::path& destination,
                         const RunOptions& options);

@@ -99,9 +99,9 @@ uint64_t hash_of(const Value& value) {
 DescribedTensor describe_tensor(const StateDict::Entry& entry, const LocalTensor& tensor, int64_t rank,
                                 const DescribeOptions& options) {
   tensor.pieces(rank);  // checks them
-  DescribedTensor described{entry.name,           entry.path,    tensor.memory.dtype,
-                            tensor.shape,         tensor.requires_grad, false,
-                            tensor.layout,        {},            0};
+  DescribedTensor described{
+      entry.name, entry.path, tensor.memory.dtype, tensor.shape, tensor.requires_grad, false, tensor.layout,
+      {},         0};
   described.on_device = !backend_of(tensor.memory.device).host_accessible();
   if (tensor.layout == nullptr) described.box = tensor.box ? *tensor.box : whole(tensor.shape);
   const bool compared = options.contents && is_whole(described) && !described.on_device &&
@@ -190,7 +190,8 @@ Description decode_description(std::string_view bytes) {
     tensor.requires_grad = (flags & 1) != 0;
     tensor.on_device = (flags & 2) != 0;
     const int64_t layout = in.number();
-    if (layout >= std::ssize(layouts)) throw CorruptError("a rank has a tensor with a layout that it did not send");
+    if (layout >= std::ssize(layouts))
+      throw CorruptError("a rank has a tensor with a layout that it did not send");
     if (layout < 0) {
       tensor.box.offsets = unpack_dims(in);
       tensor.box.sizes = unpack_dims(in);
@@ -221,8 +222,7 @@ Descriptions exchange_descriptions(Group& group, const Description& own) {
   for (DescribedTensor& tensor : structure.tensors) tensor.contents = 0;
   for (DescribedValue& value : structure.values) value.contents = 0;
   const std::string text = encode(own);
-  const std::vector<std::string> hashes =
-      all_gather_texts(group, hash_of(encode(structure)) + hash_of(text));
+  const std::vector<std::string> hashes = all_gather_texts(group, hash_of(encode(structure)) + hash_of(text));
 
   Descriptions descriptions;
   std::map<std::string_view, uint32_t> numbers;
@@ -307,8 +307,9 @@ class Joiner {
     const DescribedTensor& tensor = *first.tensor;
     const Layout& layout = *tensor.layout;
     if (layout.is_partial()) {
-      throw InvalidArgumentError("tensor {}: its layout {} holds operands of a sum or the like; reduce them first",
-                                 quote(tensor.name), layout.text());
+      throw InvalidArgumentError(
+          "tensor {}: its layout {} holds operands of a sum or the like; reduce them first",
+          quote(tensor.name), layout.text());
     }
     std::set<uint32_t> has_it;
     for (const Said& said : all) has_it.insert(said.by);
@@ -349,11 +350,11 @@ class Joiner {
       throw MismatchError("tensor {}: no rank has the box {} of the shape {}", quote(name),
                           box_text(fault.box), list_text(shared.shape));
     }
-    throw MismatchError("tensor {}: the box {} of rank {} and the box {} of rank {} overlap; ranks hold equal "
-                        "boxes or disjoint ones",
-                        quote(name), box_text(shared.boxes[fault.first].box),
-                        shared.boxes[fault.first].ranks.front(), box_text(shared.boxes[fault.second].box),
-                        shared.boxes[fault.second].ranks.front());
+    throw MismatchError(
+        "tensor {}: the box {} of rank {} and the box {} of rank {} overlap; ranks hold equal "
+        "boxes or disjoint ones",
+        quote(name), box_text(shared.boxes[fault.first].box), shared.boxes[fault.first].ranks.front(),
+        box_text(shared.boxes[fault.second].box), shared.boxes[fault.second].ranks.front());
   }
 
   const Descriptions& descriptions_;

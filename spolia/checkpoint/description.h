@@ -44,8 +44,8 @@ struct Description {
 };
 
 struct DescribeOptions {
-  /// Whether values are hashed, and with them tensors that one rank holds whole in the host's memory, of at most
-  /// so many bytes: those that ranks hold alike have to be alike.
+  /// Whether values are hashed, and with them tensors that one rank holds whole in the host's memory, of at
+  /// most so many bytes: those that ranks hold alike have to be alike.
   bool contents = false;
   int64_t hashed_bytes = int64_t{64} << 10;
 };
@@ -90,14 +90,14 @@ struct JobState {
   std::vector<NamedValue> values;
 };
 
-/// What a job's ranks hold is all of each tensor, in boxes that are equal or disjoint, where they save it; they
-/// may load any boxes.
+/// What a job's ranks hold is all of each tensor, in boxes that are equal or disjoint, where they save it;
+/// they may load any boxes.
 enum class Purpose : uint8_t { kSave, kLoad };
 
 /// Pure. MismatchError naming the entry and two ranks where they disagree about its dtype, shape, layout or
 /// contents, or whether it is a tensor; where a rank lacks a tensor that its layout gives it a part of; where
-/// boxes that are to be saved overlap or leave a gap. InvalidArgumentError where a layout has a rank that the job has not, or is
-/// Partial.
+/// boxes that are to be saved overlap or leave a gap. InvalidArgumentError where a layout has a rank that the
+/// job has not, or is Partial.
 JobState join(const Descriptions& descriptions, Purpose purpose);
 
 }  // namespace spolia

@@ -1,10 +1,10 @@
 #include "spolia/checkpoint/description.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <map>
 #include <mutex>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/testing_states.h"
@@ -34,7 +34,9 @@ KeyPath random_path() {
   return path;
 }
 
-uint64_t random_hash() { return static_cast<uint64_t>(pick(0, int64_t{1} << 62)) * 4 + static_cast<uint64_t>(pick(0, 4)); }
+uint64_t random_hash() {
+  return static_cast<uint64_t>(pick(0, int64_t{1} << 62)) * 4 + static_cast<uint64_t>(pick(0, 4));
+}
 
 DescribedTensor random_tensor() {
   DescribedTensor tensor;
@@ -103,7 +105,8 @@ TEST(Description, HostileBytesAreRefused) {
       std::string hostile = bytes;
       for (int64_t flips = pick(1, 4); flips > 0; --flips) {
         char& byte = hostile[static_cast<size_t>(pick(0, std::ssize(hostile)))];
-        byte = static_cast<char>(pick(0, 3) == 0 ? pick(0, 256) : static_cast<unsigned char>(byte) ^ (1u << pick(0, 8)));
+        byte = static_cast<char>(pick(0, 3) == 0 ? pick(0, 256)
+                                                 : static_cast<unsigned char>(byte) ^ (1u << pick(0, 8)));
       }
       decode(hostile);
     }
@@ -115,7 +118,8 @@ TEST(Description, HostileBytesAreRefused) {
 
 TEST(Description, LayoutsAndBoxesThatAreNoneAreCorrupt) {
   Description description;
-  description.tensors.push_back({"w", {}, DType::kInt8, {3}, false, false, layout("[shard(0)] over 2"), {}, 0});
+  description.tensors.push_back(
+      {"w", {}, DType::kInt8, {3}, false, false, layout("[shard(0)] over 2"), {}, 0});
   std::string bytes = encode(description);
   const auto refused = [](const std::string& hostile) {
     try {
@@ -128,7 +132,8 @@ TEST(Description, LayoutsAndBoxesThatAreNoneAreCorrupt) {
   std::string wrong = bytes;
   wrong.replace(wrong.find("shard"), 5, "chard");
   EXPECT_NE(refused(wrong).find("has no layout"), std::string::npos) << refused(wrong);
-  // The number of the layout: before the last two numbers, which are the contents and the count of the values.
+  // The number of the layout: before the last two numbers, which are the contents and the count of the
+  // values.
   wrong = bytes;
   wrong[wrong.size() - 24] = 1;
   EXPECT_NE(refused(wrong).find("a layout that it did not send"), std::string::npos) << refused(wrong);
@@ -145,7 +150,8 @@ WantedTensor tensor(std::string name, Dims shape, std::string_view how = "") {
   return {std::move(name), DType::kFloat32, std::move(shape), how.empty() ? nullptr : layout(how), {}, {}};
 }
 
-Description described(const std::vector<WantedTensor>& tensors, int64_t rank, const DescribeOptions& options = {}) {
+Description described(const std::vector<WantedTensor>& tensors, int64_t rank,
+                      const DescribeOptions& options = {}) {
   RankState state(tensors, rank);
   state.fill();
   state.dict().add("step", Value(int64_t{5}));
@@ -165,7 +171,8 @@ TEST(Description, OfTheSameStateIsTheSameOnEveryRank) {
   const auto strided = described({tensor("first", {1}), tensor("a", {3, 2})}, 0, {.contents = true});
   const auto dense = described({tensor("a", {3, 2})}, 0, {.contents = true});
   EXPECT_EQ(strided.tensors[0].contents, dense.tensors[0].contents);
-  EXPECT_EQ(described({tensor("a", {3, 2})}, 0, {.contents = true, .hashed_bytes = 23}).tensors[0].contents, 0u);
+  EXPECT_EQ(described({tensor("a", {3, 2})}, 0, {.contents = true, .hashed_bytes = 23}).tensors[0].contents,
+            0u);
 }
 
 TEST(Description, NamesTheTensorWhoseMemoryDoesNotSuit) {
@@ -207,7 +214,8 @@ TEST(Descriptions, TheFingerprintIsOfTheStructureAlone) {
       RankState state({tensor("a", shape)}, world.rank());
       state.dict().add("step", Value(step));
       if (who == world.rank()) state.dict().add("mine", Value());
-      const auto all = exchange_descriptions(*world.all(), describe(state.dict(), world.rank(), {.contents = true}));
+      const auto all =
+          exchange_descriptions(*world.all(), describe(state.dict(), world.rank(), {.contents = true}));
       if (world.rank() == 0) found = all.fingerprint;
     });
     return found;
@@ -223,7 +231,8 @@ TEST(Descriptions, TheFingerprintIsOfTheStructureAlone) {
 TEST(Join, ListsEveryHolderOfABox) {
   Descriptions all;
   Description whole_one, none;
-  whole_one.tensors.push_back({"w", {std::string("w")}, DType::kInt8, {3}, false, false, nullptr, Box{{0}, {3}}, 0});
+  whole_one.tensors.push_back(
+      {"w", {std::string("w")}, DType::kInt8, {3}, false, false, nullptr, Box{{0}, {3}}, 0});
   all.distinct = {none, whole_one};
   for (int rank = 0; rank < 1024; ++rank) all.of_rank.push_back(rank % 2 == 1 ? 1 : 0);
   const JobState job = join(all, Purpose::kSave);
@@ -258,16 +267,19 @@ TEST(Join, RefusesWhatRanksDisagreeAbout) {
   EXPECT_NE(refused({with(other), with(another)}, Purpose::kSave).find("mismatch"), std::string::npos);
   Description value;
   value.values.push_back({"w", {}, 0});
-  EXPECT_NE(refused({with(w), value}, Purpose::kLoad).find("a tensor on rank 0 and a value on rank 1"), std::string::npos);
+  EXPECT_NE(refused({with(w), value}, Purpose::kLoad).find("a tensor on rank 0 and a value on rank 1"),
+            std::string::npos);
   DescribedTensor outside = w;
   outside.layout = layout("[shard(0)] over 3");
   outside.box = {};
-  EXPECT_NE(refused({with(outside), with(outside)}, Purpose::kLoad).find("speaks of rank 2, but the job has 2 ranks"),
+  EXPECT_NE(refused({with(outside), with(outside)}, Purpose::kLoad)
+                .find("speaks of rank 2, but the job has 2 ranks"),
             std::string::npos);
   DescribedTensor partial = w;
   partial.layout = layout("[partial(sum)] over 2");
   partial.box = {};
-  EXPECT_NE(refused({with(partial), with(partial)}, Purpose::kSave).find("invalid argument"), std::string::npos)
+  EXPECT_NE(refused({with(partial), with(partial)}, Purpose::kSave).find("invalid argument"),
+            std::string::npos)
       << refused({with(partial), with(partial)}, Purpose::kSave);
 }
 

@@ -16,6 +16,7 @@
 #include "spolia/checkpoint/load_plan.h"
 #include "spolia/checkpoint/memory_sink.h"
 #include "spolia/checkpoint/pieces.h"
+#include "spolia/checkpoint/rank_loads.h"
 #include "spolia/checkpoint/value_text.h"
 #include "spolia/comm/agree.h"
 #include "spolia/comm/exchange.h"
@@ -28,10 +29,12 @@ namespace {
 std::string options_text(const LoadOptions& options) {
   const Speeds speeds = options.speeds.value_or(Speeds());
   return fmt::format(
-      "partial {}, may_be_missing {}, cast {}, rank_keyed {}, mode {}, speeds {} {} {}, batch_bytes {}, in flight {} or {}",
-      options.partial, fmt::join(options.may_be_missing, ","), options.cast, fmt::join(options.rank_keyed, ","),
-      name_of(options.mode), speeds.read_bytes, speeds.sent_bytes, speeds.send_seconds, options.batches.batch_bytes,
-      options.batches.max_in_flight, options.batches.max_bytes_in_flight);
+      "partial {}, may_be_missing {}, cast {}, rank_keyed {}, mode {}, speeds {} {} {}, batch_bytes {}, in "
+      "flight {} or {}",
+      options.partial, fmt::join(options.may_be_missing, ","), options.cast,
+      fmt::join(options.rank_keyed, ","), name_of(options.mode), speeds.read_bytes, speeds.sent_bytes,
+      speeds.send_seconds, options.batches.batch_bytes, options.batches.max_in_flight,
+      options.batches.max_bytes_in_flight);
 }
 
 /// The rank's own view of a box of a tensor.
@@ -65,7 +68,8 @@ LoadPlan choose_plan(Group& group, const JobState& job, const Matched& matched, 
   for (const LoadPlan::Send& send : whole.sends) {
     if (send.root == rank) sent += byte_size(job.shared[send.tensor].dtype, send.box.sizes);
   }
-  const std::vector<int64_t> own = {each.bytes(), whole.bytes(), parts.bytes(), sent, std::ssize(whole.sends)};
+  const std::vector<int64_t> own = {each.bytes(), whole.bytes(), parts.bytes(), sent,
+                                    std::ssize(whole.sends)};
   ReadCosts costs;
   for (const std::vector<int64_t>& of_rank : all_gather_lists(group, own)) {
     costs.busiest_each = std::max(costs.busiest_each, of_rank[0]);
@@ -79,13 +83,14 @@ LoadPlan choose_plan(Group& group, const JobState& job, const Matched& matched, 
   const ReadMode mode = cheapest_mode(speeds, costs, ranks);
   notes.push_back(fmt::format("{}: reading {}/s, sending {}/s and {:.0f} us", name_of(mode),
                               human_bytes(static_cast<int64_t>(speeds.read_bytes)),
-                              human_bytes(static_cast<int64_t>(speeds.sent_bytes)), speeds.send_seconds * 1e6));
+                              human_bytes(static_cast<int64_t>(speeds.sent_bytes)),
+                              speeds.send_seconds * 1e6));
   if (mode == ReadMode::kEachRank) return each;
   return mode == ReadMode::kOneReader ? std::move(whole) : std::move(parts);
 }
 
-/// Reads on a thread of its own while this one sends what is complete. A failure is kept until all is sent: the
-/// others wait for this rank's broadcasts, and what they get is worth nothing anyway when this throws.
+/// Reads on a thread of its own while this one sends what is complete. A failure is kept until all is sent:
+/// the others wait for this rank's broadcasts, and what they get is worth nothing anyway when this throws.
 void read_and_send(const LoadPlan& plan, const Source& source, MemorySink& sink,
                    const ExecuteOptions& options, const ResolvedGroups& groups,
                    const std::function<View(const LoadPlan::Send&)>& view, BroadcastBatches& batches,
@@ -160,12 +165,6 @@ void note_keys(const StateDict& entries, const JobState& job, const Matched& mat
   report.unexpected = matched.unexpected;
 }
 
-void note_loads(Group& group, Report& report) {
-  const std::vector<int64_t> all = all_gather_number(group, report.bytes_written);
-  report.busiest_rank_bytes = std::ranges::max(all);
-  for (int64_t of_rank : all) report.mean_rank_bytes += of_rank / std::ssize(all);
-}
-
 }  // namespace
 
 Report load(World& world, const Source& source, StateDict& state, const LoadOptions& options) {
@@ -211,8 +210,9 @@ Report load(World& world, const Source& source, StateDict& state, const LoadOpti
   std::exception_ptr failure;
   try {
     agree(group, "reading (what the tensors hold is unspecified now)", [&] {
-      read_and_send(plan, source, *sink, {options.check_source, options.cancel, options.progress}, groups,
-                    [&](const LoadPlan::Send& send) { return view(send.tensor, send.box); }, batches, report);
+      read_and_send(
+          plan, source, *sink, {options.check_source, options.cancel, options.progress}, groups,
+          [&](const LoadPlan::Send& send) { return view(send.tensor, send.box); }, batches, report);
     });
   } catch (...) {
     failure = std::current_exception();
@@ -232,7 +232,7 @@ Report load(World& world, const Source& source, StateDict& state, const LoadOpti
     if (Value* value = entries.entries()[e].value()) state.find(chosen.originals[e])->content = *value;
   }
   note_keys(entries, job, matched, report);
-  note_loads(group, report);
+  note_loads(group, report.bytes_written, report);
   report.items_batched = batches.counts().batched;
   for (const LoadPlan::Send& send : plan.sends) {
     if (send.root == rank) report.bytes_sent += byte_size(job.shared[send.tensor].dtype, send.box.sizes);

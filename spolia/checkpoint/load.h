@@ -45,20 +45,20 @@ struct LoadOptions {
   std::vector<std::shared_ptr<Group>> groups;
   GroupRegistry* registry = nullptr;  // keeps the groups that are made, for later loads; else they go
   bool check_source = true;           // compare checksums while reading
-  /// Of this rank: buffers and threads. Smaller tiles than files are written in: what is read straight into its
-  /// place should still be in the cache when it is hashed.
+  /// Of this rank: buffers and threads. Smaller tiles than files are written in: what is read straight into
+  /// its place should still be in the cache when it is hashed.
   PlanOptions plan = {.memory = int64_t{256} << 20, .largest_tile = int64_t{1} << 20};
   const CancelToken* cancel = nullptr;
   ProgressSink progress;
 };
 
-/// Fills the tensors of `state`, where they are, and its values. Collective over the world, whose ranks layouts
-/// speak of; `source` is the same checkpoint on all ranks. Each rank gives what it wants: other ranks may want
-/// other keys. What a checkpoint has that nobody wants is not read.
+/// Fills the tensors of `state`, where they are, and its values. Collective over the world, whose ranks
+/// layouts speak of; `source` is the same checkpoint on all ranks. Each rank gives what it wants: other ranks
+/// may want other keys. What a checkpoint has that nobody wants is not read.
 ///
 /// All is checked on all ranks before the first element is written: missing keys, shapes, dtypes, whether
-/// chunks fill the tensors, whether memory suits layouts. Throws on all ranks what one throws. After a failure
-/// while tensors are read, their contents are unspecified, and the message says so.
+/// chunks fill the tensors, whether memory suits layouts. Throws on all ranks what one throws. After a
+/// failure while tensors are read, their contents are unspecified, and the message says so.
 Report load(World& world, const Source& source, StateDict& state, const LoadOptions& options = {});
 
 /// A state dict with the memory of its tensors.
@@ -67,8 +67,8 @@ struct OwnedState {
   std::vector<Buffer> memory;
 };
 
-/// A state dict of all that is in the catalog, for loading a checkpoint without knowing it: of each tensor what
-/// `rank` holds by the rules, or, without rules, all of it. Nothing is filled.
+/// A state dict of all that is in the catalog, for loading a checkpoint without knowing it: of each tensor
+/// what `rank` holds by the rules, or, without rules, all of it. Nothing is filled.
 OwnedState state_for(const Catalog& catalog, int64_t rank = 0, const LayoutRules* rules = nullptr);
 
 }  // namespace spolia

@@ -32,9 +32,10 @@ void check_tensor(const std::string& name, const SharedTensor& wanted, const Ten
   }
   if (wanted.dtype == stored.dtype) return;
   if (cast && can_cast(wanted.dtype, stored.dtype)) return;
-  throw MismatchError("tensor {} is {} in the checkpoint, and {} here{}", quote(name), name_of(stored.dtype),
-                      name_of(wanted.dtype),
-                      can_cast(wanted.dtype, stored.dtype) ? "; ask for a cast, or give memory of that dtype" : "");
+  throw MismatchError(
+      "tensor {} is {} in the checkpoint, and {} here{}", quote(name), name_of(stored.dtype),
+      name_of(wanted.dtype),
+      can_cast(wanted.dtype, stored.dtype) ? "; ask for a cast, or give memory of that dtype" : "");
 }
 
 bool may_be_missing(const std::string& name, const LoadOptions& options) {
@@ -54,7 +55,8 @@ std::vector<int64_t> holders_of(const SharedTensor& tensor, const OwnedPart& par
 std::vector<Box> boxes_of(const SharedTensor& tensor, int64_t rank) {
   std::vector<Box> boxes;
   if (tensor.layout != nullptr) {
-    for (LocalBox& box : tensor.layout->shard(tensor.shape, rank).boxes) boxes.push_back(std::move(box.global));
+    for (LocalBox& box : tensor.layout->shard(tensor.shape, rank).boxes)
+      boxes.push_back(std::move(box.global));
   }
   for (const HeldBox& held : tensor.boxes) {
     if (std::ranges::binary_search(held.ranks, rank)) boxes.push_back(held.box);
@@ -96,9 +98,10 @@ Matched match(const JobState& job, const Catalog& source, const LoadOptions& opt
   }
   if (!missing.empty() && !options.partial) {
     std::ranges::sort(missing);
-    throw NotFoundError("the checkpoint lacks {} of the keys to be loaded: {}. Load partially to keep what they "
-                        "have, or name those that may be missing",
-                        missing.size(), name_list(missing));
+    throw NotFoundError(
+        "the checkpoint lacks {} of the keys to be loaded: {}. Load partially to keep what they "
+        "have, or name those that may be missing",
+        missing.size(), name_list(missing));
   }
   matched.missing = std::move(missing);
 
@@ -132,8 +135,7 @@ LoadPlan plan_load(const JobState& job, const Matched& matched, const Catalog& s
       if (!box.empty()) alone.push_back({t, std::move(box)});
     }
   }
-  const OwnershipOptions ownership{
-      .cut = mode == ReadMode::kParts ? CutShards::kAlways : CutShards::kNever};
+  const OwnershipOptions ownership{.cut = mode == ReadMode::kParts ? CutShards::kAlways : CutShards::kNever};
   for (OwnedPart& part : assign_owners(sent, ranks, ownership, rank)) {
     const size_t tensor = number_of[part.tensor];
     if (part.box.empty()) continue;
@@ -152,8 +154,7 @@ LoadPlan plan_load(const JobState& job, const Matched& matched, const Catalog& s
   std::vector<RegionCopy> copies;
   for (const LoadPlan::Read& read : plan.reads) {
     const SharedTensor& shared = job.shared[read.tensor];
-    copies.push_back(
-        copy_of(read, *matched.tensors[read.tensor], plan.targets.tensors.size(), shared.dtype));
+    copies.push_back(copy_of(read, *matched.tensors[read.tensor], plan.targets.tensors.size(), shared.dtype));
     plan.targets.tensors.push_back(
         whole_tensor(job.tensors[read.tensor].name, shared.dtype, read.box.sizes, {}));
   }

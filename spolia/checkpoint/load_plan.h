@@ -15,14 +15,15 @@ namespace spolia {
 
 /// What of a checkpoint the ranks of a job want, checked.
 struct Matched {
-  std::vector<std::optional<size_t>> tensors;  // of each of the job's: the source's; nothing: it keeps its own
-  std::vector<std::optional<size_t>> values;   // likewise
-  std::vector<std::string> missing;     // keys that keep their own, and that nobody said may be missing
-  std::vector<std::string> unexpected;  // keys of the checkpoint that nobody wants
+  std::vector<std::optional<size_t>>
+      tensors;                                // of each of the job's: the source's; nothing: it keeps its own
+  std::vector<std::optional<size_t>> values;  // likewise
+  std::vector<std::string> missing;           // keys that keep their own, and that nobody said may be missing
+  std::vector<std::string> unexpected;        // keys of the checkpoint that nobody wants
 };
 
-/// Pure, and the same on every rank. NotFoundError listing keys that are missing; MismatchError for a shape, a
-/// dtype, a tensor that is a value or a value that is a tensor.
+/// Pure, and the same on every rank. NotFoundError listing keys that are missing; MismatchError for a shape,
+/// a dtype, a tensor that is a value or a value that is a tensor.
 Matched match(const JobState& job, const Catalog& source, const LoadOptions& options);
 
 struct LoadPlan {

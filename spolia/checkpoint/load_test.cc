@@ -1,9 +1,9 @@
 // What a load promises besides the bytes: what is checked, what is read, what is sent, what is reported.
 #include "spolia/checkpoint/load.h"
 
-#include <gtest/gtest.h>
-
 #include <set>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/open_together.h"
@@ -79,28 +79,33 @@ std::string refused(ErrorKind kind, const std::vector<WantedTensor>& tensors,
 TEST(Load, ChecksEverythingBeforeItWrites) {
   const auto store = saved();
   const auto a = tensor("a", {40, 30}, "[shard(1)] over 2");
-  EXPECT_NE(refused(ErrorKind::kNotFound, {a, tensor("c", {3})}, store).find("lacks 1 of the keys to be loaded: \"c\""),
+  EXPECT_NE(refused(ErrorKind::kNotFound, {a, tensor("c", {3})}, store)
+                .find("lacks 1 of the keys to be loaded: \"c\""),
             std::string::npos);
   EXPECT_NE(refused(ErrorKind::kMismatch, {a, tensor("b", {8})}, store)
                 .find("tensor \"b\" has the shape [7] in the checkpoint, and [8] here"),
             std::string::npos);
   WantedTensor half = tensor("b", {7});
   half.dtype = DType::kBFloat16;
-  EXPECT_NE(refused(ErrorKind::kMismatch, {a, half}, store).find("is float32 in the checkpoint, and bfloat16 here; ask for a cast"),
+  EXPECT_NE(refused(ErrorKind::kMismatch, {a, half}, store)
+                .find("is float32 in the checkpoint, and bfloat16 here; ask for a cast"),
             std::string::npos);
   half.dtype = DType::kInt32;
-  EXPECT_NE(refused(ErrorKind::kMismatch, {a, half}, store, {.cast = true}).find("and int32 here"), std::string::npos);
-  EXPECT_NE(refused(ErrorKind::kMismatch, {a, tensor("step", {1})}, store).find("is a value in the checkpoint, and a tensor here"),
+  EXPECT_NE(refused(ErrorKind::kMismatch, {a, half}, store, {.cast = true}).find("and int32 here"),
             std::string::npos);
-  EXPECT_NE(refused(ErrorKind::kMismatch, {a}, store, {}, [](RankState& state) { state.dict().add("b", Value()); })
-                .find("is a tensor in the checkpoint, and a value here"),
+  EXPECT_NE(refused(ErrorKind::kMismatch, {a, tensor("step", {1})}, store)
+                .find("is a value in the checkpoint, and a tensor here"),
             std::string::npos);
+  EXPECT_NE(
+      refused(ErrorKind::kMismatch, {a}, store, {}, [](RankState& state) { state.dict().add("b", Value()); })
+          .find("is a tensor in the checkpoint, and a value here"),
+      std::string::npos);
 }
 
 TEST(Load, KeepsWhatMayBeMissingAndReportsEveryKey) {
   const auto store = saved();
-  const std::vector<WantedTensor> tensors = {tensor("a", {40, 30}, "[shard(1)] over 2"), tensor("more.step", {2}),
-                                             tensor("c", {3})};
+  const std::vector<WantedTensor> tensors = {tensor("a", {40, 30}, "[shard(1)] over 2"),
+                                             tensor("more.step", {2}), tensor("c", {3})};
   EXPECT_NE(refused(ErrorKind::kNotFound, tensors, store, {.may_be_missing = {"*step"}}).find("\"c\""),
             std::string::npos);
   const auto before = [](RankState& state) { state.dict().add("lr", Value()); };
@@ -133,7 +138,8 @@ TEST(Load, CastsWhereThatIsAskedFor) {
 TEST(Load, ReadsEachByteOnceInAll) {
   // 4 MiB, wanted whole by all of four ranks.
   const auto memory = saved({tensor("a", {1024, 1024}, "[shard(0)] over 2")});
-  for (const auto& [mode, times] : {std::pair{ReadMode::kEachRank, 4}, {ReadMode::kOneReader, 1}, {ReadMode::kParts, 1}}) {
+  for (const auto& [mode, times] :
+       {std::pair{ReadMode::kEachRank, 4}, {ReadMode::kOneReader, 1}, {ReadMode::kParts, 1}}) {
     const auto counted = std::make_shared<FaultStore>(memory);
     int64_t read = 0, sent = 0, busiest = 0;
     std::mutex mutex;
@@ -182,15 +188,14 @@ TEST(Load, RanksMeetTheirBroadcastsInOneOrder) {
                                             tensor("b", {64, 64}, "[shard(0), replicate] over 2x2"),
                                             tensor("c", {300}, "[replicate] over 4")};
   for (ReadMode mode : {ReadMode::kOneReader, ReadMode::kParts}) {
-    launch(
-        4,
-        [&](World& world) {
-          const auto source = open_together(*world.all(), store, "/saved");
-          RankState state(wanted, world.rank());
-          load(world, *source, state.dict(), {.mode = mode});
-          state.expect_filled();
-        },
-        {.decorate = logging(log)});
+    launch(4,
+           [&](World& world) {
+             const auto source = open_together(*world.all(), store, "/saved");
+             RankState state(wanted, world.rank());
+             load(world, *source, state.dict(), {.mode = mode});
+             state.expect_filled();
+           },
+           {.decorate = logging(log)});
   }
   // Of the groups that two ranks share, both have met the same operations in the same order.
   const auto shared = [&](int64_t rank, int64_t other) {
@@ -280,7 +285,8 @@ TEST(Load, FillsAStateOfItsOwnFromTheCatalog) {
       const auto due_rows = due.shape.size() == 2 ? due.shape[0] : 1;
       const int64_t row = found.bytes() / due_rows;
       for (int64_t r = 0; r < due_rows; ++r) {
-        EXPECT_EQ(std::memcmp(found.data + r * row, due.data + r * due.strides[0], static_cast<size_t>(row)), 0);
+        EXPECT_EQ(std::memcmp(found.data + r * row, due.data + r * due.strides[0], static_cast<size_t>(row)),
+                  0);
       }
     }
     EXPECT_EQ(*all.state.find("step")->value(), Value(int64_t{7}));
@@ -288,13 +294,17 @@ TEST(Load, FillsAStateOfItsOwnFromTheCatalog) {
 }
 
 TEST(Load, ChoosesTheCheapestMode) {
-  const ReadCosts costs{.busiest_each = 100, .busiest_whole = 50, .busiest_parts = 25, .sent = 100, .broadcasts = 10};
+  const ReadCosts costs{
+      .busiest_each = 100, .busiest_whole = 50, .busiest_parts = 25, .sent = 100, .broadcasts = 10};
   // Reading is free, or sending is.
-  EXPECT_EQ(cheapest_mode({.read_bytes = 1e12, .sent_bytes = 1, .send_seconds = 1}, costs, 4), ReadMode::kEachRank);
-  EXPECT_EQ(cheapest_mode({.read_bytes = 1, .sent_bytes = 1e12, .send_seconds = 0}, costs, 4), ReadMode::kParts);
+  EXPECT_EQ(cheapest_mode({.read_bytes = 1e12, .sent_bytes = 1, .send_seconds = 1}, costs, 4),
+            ReadMode::kEachRank);
+  EXPECT_EQ(cheapest_mode({.read_bytes = 1, .sent_bytes = 1e12, .send_seconds = 0}, costs, 4),
+            ReadMode::kParts);
   ReadCosts even = costs;
   even.busiest_parts = even.busiest_whole;
-  EXPECT_EQ(cheapest_mode({.read_bytes = 1, .sent_bytes = 1e12, .send_seconds = 0}, even, 4), ReadMode::kOneReader);
+  EXPECT_EQ(cheapest_mode({.read_bytes = 1, .sent_bytes = 1e12, .send_seconds = 0}, even, 4),
+            ReadMode::kOneReader);
 }
 
 }  // namespace

@@ -10,9 +10,7 @@
 namespace spolia {
 namespace {
 
-Dims dense_strides(const View& view) {
-  return dense_view(view.data, view.dtype, view.shape).strides;
-}
+Dims dense_strides(const View& view) { return dense_view(view.data, view.dtype, view.shape).strides; }
 
 /// The region's part of a target's view. Elements finer than a byte are bytes here.
 View part_of(const View& view, const TileRegion& region) {

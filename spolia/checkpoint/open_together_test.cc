@@ -1,8 +1,8 @@
 #include "spolia/checkpoint/open_together.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/digest.h"
@@ -95,7 +95,8 @@ TEST(OpenTogether, WhatFailsOnTheFirstFailsOnAll) {
       open_together(*world.all(), store, missing / std::to_string(world.rank() / 2));
       ADD_FAILURE();
     } catch (const MismatchError& error) {
-      EXPECT_NE(std::string(error.what()).find("the checkpoint to be opened"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("the checkpoint to be opened"), std::string::npos)
+          << error.what();
     }
     world.all()->barrier().wait();
   });

@@ -79,11 +79,12 @@ class MemorySource final : public Source {
   static void check_strides(const MemoryTensor& tensor) {
     const View& memory = tensor.memory;
     const int64_t width = element_bytes(memory.dtype);
-    const bool plain =
-        std::ranges::all_of(memory.strides, [&](int64_t stride) { return stride >= 0 && stride % width == 0; });
+    const bool plain = std::ranges::all_of(
+        memory.strides, [&](int64_t stride) { return stride >= 0 && stride % width == 0; });
     if (plain && (memory.is_dense() || !is_sub_byte(memory.dtype))) return;
-    throw InvalidArgumentError("tensor {}: memory with the strides {} (in bytes) cannot be saved; make it dense",
-                               quote(tensor.name), list_text(memory.strides));
+    throw InvalidArgumentError(
+        "tensor {}: memory with the strides {} (in bytes) cannot be saved; make it dense", quote(tensor.name),
+        list_text(memory.strides));
   }
 
   std::vector<MemoryTensor> tensors_;

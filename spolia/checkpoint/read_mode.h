@@ -25,8 +25,8 @@ struct Speeds {
   double send_seconds = 0;  // of a small broadcast to all ranks
 };
 
-/// Measures them with at most 4 MiB of the source a rank and 8 MiB of memory, in some milliseconds. Collective
-/// over the group; the same numbers on all ranks. What it reads is read again.
+/// Measures them with at most 4 MiB of the source a rank and 8 MiB of memory, in some milliseconds.
+/// Collective over the group; the same numbers on all ranks. What it reads is read again.
 Speeds measure_speeds(Group& group, const Source& source);
 
 /// What there is to be done, in bytes.

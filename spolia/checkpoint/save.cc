@@ -25,9 +25,7 @@
 namespace spolia {
 namespace {
 
-bool is_replicated(const Layout& layout) {
-  return layout.replicas(layout.mesh().ranks().front()).size() > 1;
-}
+bool is_replicated(const Layout& layout) { return layout.replicas(layout.mesh().ranks().front()).size() > 1; }
 
 TensorEntry describe_target(const JobState::Tensor& tensor, const SharedTensor& shared) {
   TensorEntry entry;
@@ -60,8 +58,7 @@ std::unique_ptr<Target> make_target(const JobState& job, std::span<const OwnedPa
   for (const OwnedPart& part : parts) {
     TensorEntry& tensor = contents.catalog.tensors[part.tensor];
     tensor.boxes.add(part.box);
-    tensor.extents.push_back(
-        {static_cast<uint32_t>(part.owner), 0, byte_size(tensor.dtype, part.box.sizes)});
+    tensor.extents.push_back({static_cast<uint32_t>(part.owner), 0, byte_size(tensor.dtype, part.box.sizes)});
   }
   for (size_t v = 0; with_values && v < job.values.size(); ++v) {
     contents.values.push_back({job.values[v].name, job.values[v].path, v});
@@ -72,22 +69,24 @@ std::unique_ptr<Target> make_target(const JobState& job, std::span<const OwnedPa
     case TargetFormat::kDcp:
       if (options.replicas == Replicas::kEachHost || options.replicas == Replicas::kEvery) {
         throw InvalidArgumentError(
-            "DCP's metadata has one place for each box; copies on several ranks can be kept in a spolia folder");
+            "DCP's metadata has one place for each box; copies on several ranks can be kept in a spolia "
+            "folder");
       }
       return make_dcp_target(std::move(contents));
     case TargetFormat::kSafetensors:
       break;
   }
   throw InvalidArgumentError(
-      "ranks' shards are saved as spolia or dcp; a Hugging Face folder holds whole tensors: convert, or stream");
+      "ranks' shards are saved as spolia or dcp; a Hugging Face folder holds whole tensors: convert, or "
+      "stream");
 }
 
 /// What all ranks have to give alike.
 std::string options_text(const SaveOptions& options) {
-  return fmt::format("to {}, replicas {}, hosts {}, rank_keyed {}, compare_contents {}, checksums {}, durable {}",
-                     static_cast<int>(options.to), static_cast<int>(options.replicas),
-                     fmt::join(options.hosts, ","), fmt::join(options.rank_keyed, ","),
-                     options.compare_contents, options.checksums, options.durable);
+  return fmt::format(
+      "to {}, replicas {}, hosts {}, rank_keyed {}, compare_contents {}, checksums {}, durable {}",
+      static_cast<int>(options.to), static_cast<int>(options.replicas), fmt::join(options.hosts, ","),
+      fmt::join(options.rank_keyed, ","), options.compare_contents, options.checksums, options.durable);
 }
 
 /// What of the options is in a plan.
@@ -265,9 +264,8 @@ Report save(Group& group, const StateDict& state, Store& store, const std::files
 
   std::unique_ptr<const Source> values = source_in_memory({}, gather_values(group, plan->job, entries));
   std::unique_ptr<const Source> memory;
-  agree(group, "finding the memory", [&] {
-    memory = source_in_memory(memory_of(*plan, entries, group.place()), {});
-  });
+  agree(group, "finding the memory",
+        [&] { memory = source_in_memory(memory_of(*plan, entries, group.place()), {}); });
   const RankShare share{*plan->target, *plan->pieces, plan->transfer, *memory, *values, plan->files};
   return write_together(group, share, store, destination,
                         {options.existing, options.durable, {true, options.cancel, options.progress}, {}});
@@ -309,9 +307,9 @@ Report save_alone(int64_t rank, const StateDict& state, Store& store,
   Report report;
   OutputFolder data(store, destination);
   std::vector<OutputFile*> files;
-  std::string finished = write_share(
-      share, data, files, {options.existing, options.durable, {true, options.cancel, options.progress}, {}},
-      report);
+  std::string finished =
+      write_share(share, data, files,
+                  {options.existing, options.durable, {true, options.cancel, options.progress}, {}}, report);
 
   // Metadata is written aside, and gets its name when everything is durable.
   const std::filesystem::path aside = destination / fmt::format("rank_{}.partial", rank);

@@ -56,7 +56,7 @@ class SavePlanCache {
 struct SaveOptions {
   TargetFormat to = TargetFormat::kSpolia;  // or kDcp
   Replicas replicas = Replicas::kBalanced;  // those that keep copies: kSpolia only
-  std::vector<int64_t> hosts;  // World::hosts(), for Replicas::kEachHost
+  std::vector<int64_t> hosts;               // World::hosts(), for Replicas::kEachHost
   /// Entries whose names match (glob_match) are each rank's own: "rng" of rank 3 is saved as "rng.rank_3".
   std::vector<std::string> rank_keyed;
   /// Whether values, and small tensors that ranks hold whole, are compared between the ranks that have them.
@@ -82,10 +82,10 @@ Report save(Group& group, const StateDict& state, Store& store, const std::files
             const SaveOptions& options = {});
 
 /// Saves what one rank has, without the others: nothing is exchanged, compared, balanced or cached. Each rank
-/// writes all that it holds, replicas too, and metadata of its own, `__3.metadata` or `spolia-00003.json`. When
-/// all have, the folder reads as one checkpoint, of which each box counts once; nobody knows whether they have,
-/// until the tensors are found to be whole. Makes the folder where it is not there; the rank's metadata comes last
-/// and is durable. IoError where the rank has saved there already.
+/// writes all that it holds, replicas too, and metadata of its own, `__3.metadata` or `spolia-00003.json`.
+/// When all have, the folder reads as one checkpoint, of which each box counts once; nobody knows whether
+/// they have, until the tensors are found to be whole. Makes the folder where it is not there; the rank's
+/// metadata comes last and is durable. IoError where the rank has saved there already.
 Report save_alone(int64_t rank, const StateDict& state, Store& store,
                   const std::filesystem::path& destination, const SaveOptions& options = {});
 

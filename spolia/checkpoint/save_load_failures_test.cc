@@ -1,9 +1,9 @@
 // Ranks that throw, die or fall silent at every step of a save or a load: nobody hangs, nothing half is
 // published, the old checkpoint still loads.
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <chrono>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/background_save.h"
@@ -198,7 +198,8 @@ TEST(FailingSave, ALostOperationEndsInATimeOut) {
           [&](World& world) { save_state(world, *store, "/saved", 2, {.existing = Existing::kExchange}); },
           ends_soon(on_rank(1, dropping(nth)), milliseconds(200)));
     } catch (const Error& error) {
-      EXPECT_TRUE(error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kPeerFailed) << error.what();
+      EXPECT_TRUE(error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kPeerFailed)
+          << error.what();
     }
     loaded_step(store, "/saved");
   }
@@ -257,7 +258,8 @@ TEST(FailingLoad, ALostOperationEndsInATimeOut) {
             },
             ends_soon(on_rank(2, dropping(nth)), milliseconds(200)));
       } catch (const Error& error) {
-        EXPECT_TRUE(error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kPeerFailed) << error.what();
+        EXPECT_TRUE(error.kind() == ErrorKind::kTimeout || error.kind() == ErrorKind::kPeerFailed)
+            << error.what();
       }
     }
   }
@@ -281,7 +283,8 @@ TEST(FailingLoad, AHookThatThrowsStopsAllBeforeTheyWrite) {
       try {
         load(world, *source, state.dict(), options);
       } catch (const NotFoundError& error) {
-        EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}: not that one", victim)), std::string::npos)
+        EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}: not that one", victim)),
+                  std::string::npos)
             << error.what();
         ++threw;
       }
@@ -370,8 +373,8 @@ TEST(FailingBackgroundSave, ARankThatDiesEndsItForAll) {
     const auto in_background = [](const GroupBackend& backend) {
       // Of the groups of all ranks the third: that of the world and the saver's other one come before it.
       thread_local int made = 0;
-      return backend.ranks().size() == static_cast<size_t>(kRanks) && backend.ranks()[static_cast<size_t>(backend.place())] == 1 &&
-             ++made == 3;
+      return backend.ranks().size() == static_cast<size_t>(kRanks) &&
+             backend.ranks()[static_cast<size_t>(backend.place())] == 1 && ++made == 3;
     };
     try {
       launch(

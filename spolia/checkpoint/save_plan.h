@@ -15,11 +15,11 @@ namespace spolia {
 
 struct SavePlan {
   JobState job;
-  std::vector<OwnedPart> parts;              // that this rank writes; the pieces are these
-  std::unique_ptr<const Target> target;      // as far as this rank has to know it
+  std::vector<OwnedPart> parts;          // that this rank writes; the pieces are these
+  std::unique_ptr<const Target> target;  // as far as this rank has to know it
   std::unique_ptr<const PieceTarget> pieces;
-  TransferPlan transfer;                     // from piece to piece
-  std::vector<uint32_t> files;               // of the target, that this rank writes
+  TransferPlan transfer;        // from piece to piece
+  std::vector<uint32_t> files;  // of the target, that this rank writes
 };
 
 /// Pure: the same arguments give the same plan, and the plans of all ranks fit together.

@@ -1,10 +1,10 @@
 // What a save promises besides the bytes: who writes, what is refused, what a crash leaves.
 #include "spolia/checkpoint/save.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <set>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/load.h"
@@ -88,7 +88,8 @@ TEST(Save, WritesReplicasOnceAndEvenly) {
     EXPECT_EQ(report.mean_rank_bytes, int64_t{2} << 20);
   }
   EXPECT_EQ(written, int64_t{8} << 20);
-  expect_loads(3, {tensor("a", {1024, 1024}, "[shard(1)] over 3"), tensor("b", {1024, 1024})}, store, "/saved");
+  expect_loads(3, {tensor("a", {1024, 1024}, "[shard(1)] over 3"), tensor("b", {1024, 1024})}, store,
+               "/saved");
 }
 
 TEST(Save, LeavesOwnersToTheOptions) {
@@ -101,9 +102,10 @@ TEST(Save, LeavesOwnersToTheOptions) {
       const auto store = std::make_shared<MemoryStore>();
       SaveOptions options{.to = format, .replicas = replicas, .hosts = {0, 0, 1, 1}};
       if (format == TargetFormat::kDcp && replicas != Replicas::kLowestRank) {
-        EXPECT_NE(error_of(ErrorKind::kInvalidArgument, [&] { save_on(4, tensors, *store, "/saved", options); })
-                      .find("one place for each box"),
-                  std::string::npos);
+        EXPECT_NE(
+            error_of(ErrorKind::kInvalidArgument, [&] { save_on(4, tensors, *store, "/saved", options); })
+                .find("one place for each box"),
+            std::string::npos);
         continue;
       }
       const auto reports = save_on(4, tensors, *store, "/saved", options);
@@ -114,7 +116,8 @@ TEST(Save, LeavesOwnersToTheOptions) {
         EXPECT_EQ(reports[2].bytes_written, 0);
         EXPECT_EQ(reports[3].bytes_written, 0);
       }
-      expect_loads(2, {tensor("a", {1024, 1024}, "[shard(1)] over 2"), tensor("b", {300, 5})}, store, "/saved");
+      expect_loads(2, {tensor("a", {1024, 1024}, "[shard(1)] over 2"), tensor("b", {300, 5})}, store,
+                   "/saved");
     }
   }
 }
@@ -172,8 +175,7 @@ TEST(Save, TakesBoxesOfLargerTensors) {
   boxes.boxes = {Box{{1, 1}, {3, 3}}, Box{{0, 0}, {0, 0}}, Box{{1, 1}, {3, 3}}, Box{{2, 0}, {1, 6}}};
   expect_loads(4, {boxes}, store, "/saved");
   boxes.boxes = {Box{{0, 0}, {2, 6}}, Box{{2, 0}, {3, 4}}, Box{{2, 4}, {2, 2}}, Box{{2, 4}, {2, 2}}};
-  const std::string gap =
-      error_of(ErrorKind::kMismatch, [&] { save_on(4, {boxes}, *store, "/again"); });
+  const std::string gap = error_of(ErrorKind::kMismatch, [&] { save_on(4, {boxes}, *store, "/again"); });
   EXPECT_NE(gap.find("no rank has the box [4, 4] + [1, 2]"), std::string::npos) << gap;
   boxes.boxes[2] = Box{{1, 4}, {4, 2}};
   EXPECT_NE(error_of(ErrorKind::kMismatch, [&] { save_on(4, {boxes}, *store, "/again"); }).find("overlap"),
@@ -203,9 +205,8 @@ TEST(Save, NamesBothRanksThatDisagree) {
     return tensor("a", {6}, rank == 1 ? "[shard(0)] over 3" : "[shard(0, balanced)] over 3");
   });
   EXPECT_NE(text.find("rank 0 has the layout"), std::string::npos) << text;
-  text = disagree([](int64_t rank) {
-    return rank == 1 ? tensor("b", {6}) : tensor("a", {6}, "[shard(0)] over 3");
-  });
+  text = disagree(
+      [](int64_t rank) { return rank == 1 ? tensor("b", {6}) : tensor("a", {6}, "[shard(0)] over 3"); });
   EXPECT_NE(text.find("gives a part of it to rank 1, which has none"), std::string::npos) << text;
   EXPECT_TRUE(store->list("/").empty());
 }
@@ -348,8 +349,8 @@ TEST(Save, AloneEachRankWritesAllThatItHasAndItsOwnMetadata) {
       EXPECT_EQ(report.bytes_written, 32 * 10 * 4 + 28);
       EXPECT_THROW(save_alone(rank, state.dict(), *store, "/saved", {.to = format}), IoError);
     }
-    expect_loads(2, {tensor("a", {64, 10}, "[shard(1)] over 2"), tensor("b", {7}), tensor("none", {0, 3})}, store,
-                 "/saved");
+    expect_loads(2, {tensor("a", {64, 10}, "[shard(1)] over 2"), tensor("b", {7}), tensor("none", {0, 3})},
+                 store, "/saved");
     const auto source = open_source(store, "/saved");
     EXPECT_EQ(source->catalog().tensors.size(), 3u);
     EXPECT_EQ(source->value(1), Value(int64_t{5}));
@@ -362,24 +363,25 @@ TEST(Save, ARankThatThrowsStopsAllOfThem) {
   const auto store = std::make_shared<MemoryStore>();
   for (int64_t bad : {0, 2}) {
     std::atomic<int> threw{0};
-    EXPECT_THROW(launch(3,
-                        [&](World& world) {
-                          RankState state({tensor("a", {9}, "[shard(0)] over 3")}, world.rank());
-                          SaveOptions options;
-                          options.hook = [&](const StateDict::Entry& entry) -> std::optional<StateDict::Entry> {
-                            if (world.rank() == bad) throw IoError("no");
-                            return entry;
-                          };
-                          try {
-                            save(*world.all(), state.dict(), *store, "/saved", options);
-                          } catch (const IoError& error) {
-                            EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}: no", bad)),
-                                      std::string::npos);
-                            ++threw;
-                            throw;
-                          }
-                        }),
-                 IoError);
+    EXPECT_THROW(
+        launch(3,
+               [&](World& world) {
+                 RankState state({tensor("a", {9}, "[shard(0)] over 3")}, world.rank());
+                 SaveOptions options;
+                 options.hook = [&](const StateDict::Entry& entry) -> std::optional<StateDict::Entry> {
+                   if (world.rank() == bad) throw IoError("no");
+                   return entry;
+                 };
+                 try {
+                   save(*world.all(), state.dict(), *store, "/saved", options);
+                 } catch (const IoError& error) {
+                   EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}: no", bad)),
+                             std::string::npos);
+                   ++threw;
+                   throw;
+                 }
+               }),
+        IoError);
     EXPECT_EQ(threw, 3);
   }
 }

@@ -9,7 +9,8 @@
 
 namespace spolia {
 
-/// Equal for equal values. Nothing where a value has no such form: an object that Python could not make again.
+/// Equal for equal values. Nothing where a value has no such form: an object that Python could not make
+/// again.
 std::optional<std::string> value_text(const Value& value);
 
 /// The value of value_text(). CorruptError where the text is none.

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "spolia/checkpoint/rank_loads.h"
 #include "spolia/comm/agree.h"
 #include "spolia/comm/exchange.h"
 #include "spolia/engine/file_sink.h"
@@ -30,12 +31,6 @@ std::vector<std::string> split_texts(const std::vector<std::string>& of_ranks) {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-void note_loads(Group& group, int64_t bytes, Report& report) {
-  const std::vector<int64_t> all = all_gather_number(group, bytes);
-  report.busiest_rank_bytes = std::ranges::max(all);
-  for (int64_t of_rank : all) report.mean_rank_bytes += of_rank / std::ssize(all);
 }
 
 }  // namespace

@@ -126,7 +126,8 @@ void StateDict::add_at(KeyPath path, std::variant<LocalTensor, Value> content) {
 
 void StateDict::add(Entry entry) {
   const auto [at, fresh] = by_name_.try_emplace(entry.name, entries_.size());
-  if (!fresh) throw InvalidArgumentError("the state dict has two entries with the name {}", quote(entry.name));
+  if (!fresh)
+    throw InvalidArgumentError("the state dict has two entries with the name {}", quote(entry.name));
   entries_.push_back(std::move(entry));
 }
 

@@ -71,8 +71,8 @@ class StateDict {
   explicit StateDict(Flatten flatten = Flatten::kYes) : flatten_(flatten) {}
 
   /// InvalidArgumentError where the name is there already, by this path or another, or where a tensor lies
-  /// below a key that is not to be flattened. With Flatten::kYes a dict descends into its items, and so does a
-  /// list that has a dict or such a list directly in it: PyTorch's rule. What is empty stays a value.
+  /// below a key that is not to be flattened. With Flatten::kYes a dict descends into its items, and so does
+  /// a list that has a dict or such a list directly in it: PyTorch's rule. What is empty stays a value.
   void add(KeyPath path, LocalTensor tensor);
   void add(KeyPath path, Value value);
   /// A name that is one key.

@@ -1,9 +1,9 @@
 #include "spolia/state/state_dict.h"
 
-#include <gtest/gtest.h>
-
 #include <array>
 #include <cstring>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/layout/layout_text.h"
@@ -55,9 +55,9 @@ TEST(StateDict, FlattensAsPyTorchDoes) {
   state.add("step", integer(7));
   EXPECT_EQ(names_of(state),
             (std::vector<std::string>{"optimizer.state.w.step", "optimizer.param_groups.0.lr",
-                                      "optimizer.param_groups.0.params", "optimizer.betas", "optimizer.deep.0.0.x",
-                                      "optimizer.deep.1", "optimizer.flat", "optimizer.pair", "optimizer.nothing",
-                                      "optimizer.none", "step"}));
+                                      "optimizer.param_groups.0.params", "optimizer.betas",
+                                      "optimizer.deep.0.0.x", "optimizer.deep.1", "optimizer.flat",
+                                      "optimizer.pair", "optimizer.nothing", "optimizer.none", "step"}));
   EXPECT_EQ(state.find("optimizer.param_groups.0.lr")->path,
             (KeyPath{std::string("optimizer"), std::string("param_groups"), int64_t{0}, std::string("lr")}));
   EXPECT_EQ(*state.find("optimizer.param_groups.0.params")->value(), list({integer(0), integer(1)}));
@@ -74,8 +74,9 @@ TEST(StateDict, KeepsValuesWholeWhereItDoesNotFlatten) {
   state.add("w", plain_tensor(byte_view(std::span(bytes))));
   EXPECT_EQ(names_of(state), (std::vector<std::string>{"all", "w"}));
   EXPECT_EQ(*state.find("all")->value(), nested);
-  const std::string text = refused(
-      [&] { state.add({std::string("model"), std::string("w")}, plain_tensor(byte_view(std::span(bytes)))); });
+  const std::string text = refused([&] {
+    state.add({std::string("model"), std::string("w")}, plain_tensor(byte_view(std::span(bytes))));
+  });
   EXPECT_NE(text.find("\"model.w\" lies below a key"), std::string::npos) << text;
   EXPECT_EQ(state.size(), 2u);
 }
@@ -85,10 +86,14 @@ TEST(StateDict, TwoPathsWithOneNameAreAnError) {
   state.add({std::string("a"), std::string("b")}, integer(1));
   EXPECT_NE(refused([&] { state.add("a.b", integer(2)); }).find("two entries with the name \"a.b\""),
             std::string::npos);
-  EXPECT_NE(refused([&] { state.add({std::string("a"), std::string("b")}, integer(2)); }).find("two entries"),
+  EXPECT_NE(refused([&] {
+              state.add({std::string("a"), std::string("b")}, integer(2));
+            }).find("two entries"),
             std::string::npos);
   state.add({std::string("list"), int64_t{0}}, integer(1));
-  EXPECT_NE(refused([&] { state.add({std::string("list"), std::string("0")}, integer(1)); }).find("list.0"),
+  EXPECT_NE(refused([&] {
+              state.add({std::string("list"), std::string("0")}, integer(1));
+            }).find("list.0"),
             std::string::npos);
   EXPECT_NE(refused([&] { state.add(KeyPath{}, integer(1)); }).find("needs a key"), std::string::npos);
   EXPECT_EQ(*state.find("a.b")->value(), integer(1));
@@ -172,21 +177,26 @@ TEST(LocalTensor, PiecesOfStridedMemoryKeepItsStrides) {
   EXPECT_EQ(read_pieces(tensor, 0)[1], (std::vector<int>{20, 22, 24, 26, 30, 32, 34, 36}));
 
   view = View{memory.data(), DType::kUInt8, {12}, {2}, {}};
-  EXPECT_NE(refused([&] { sharded_tensor(view, Dims{6, 4}, layout("[ragged([0, 1], [1, 1])] over 2")).pieces(0); })
-                .find("has to be dense"),
+  EXPECT_NE(refused([&] {
+              sharded_tensor(view, Dims{6, 4}, layout("[ragged([0, 1], [1, 1])] over 2")).pieces(0);
+            }).find("has to be dense"),
             std::string::npos);
 }
 
 TEST(LocalTensor, MemoryHasTheShapeThatIsSaidOfIt) {
   std::array<std::byte, 64> memory{};
   const auto view = [&](Dims shape) { return dense_view(memory.data(), DType::kUInt8, shape); };
-  EXPECT_NE(refused([&] { sharded_tensor(view({3, 3}), Dims{6, 4}, layout("[shard(0)] over 2")).pieces(0); })
-                .find("has the shape [3, 3], but its shard has [3, 4]"),
+  EXPECT_NE(refused([&] {
+              sharded_tensor(view({3, 3}), Dims{6, 4}, layout("[shard(0)] over 2")).pieces(0);
+            }).find("has the shape [3, 3], but its shard has [3, 4]"),
             std::string::npos);
-  EXPECT_NE(refused([&] { tensor_part(view({2, 2}), Dims{6, 4}, Box{{0, 0}, {2, 3}}).pieces(0); }).find("its box"),
+  EXPECT_NE(refused([&] {
+              tensor_part(view({2, 2}), Dims{6, 4}, Box{{0, 0}, {2, 3}}).pieces(0);
+            }).find("its box"),
             std::string::npos);
-  EXPECT_NE(refused([&] { tensor_part(view({2, 2}), Dims{6, 4}, Box{{5, 0}, {2, 2}}).pieces(0); })
-                .find("leaves the shape"),
+  EXPECT_NE(refused([&] {
+              tensor_part(view({2, 2}), Dims{6, 4}, Box{{5, 0}, {2, 2}}).pieces(0);
+            }).find("leaves the shape"),
             std::string::npos);
   LocalTensor tensor = plain_tensor(view({2, 2}));
   tensor.shape = {2, 3};

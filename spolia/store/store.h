@@ -79,8 +79,8 @@ class Store {
   virtual void create_folder(const std::filesystem::path& folder) = 0;
   /// Renames a file or folder onto a name that must be free, in one step.
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
-  /// Renames a file onto a name; a file that has the name goes, in the same step: whoever looks finds the one or
-  /// the other.
+  /// Renames a file onto a name; a file that has the name goes, in the same step: whoever looks finds the one
+  /// or the other.
   virtual void replace(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   /// Swaps what two names name, files or folders, in one step: nobody ever finds one of the names free.
   /// UnsupportedError where the file system cannot do that.

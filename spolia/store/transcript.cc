@@ -39,7 +39,9 @@ std::string record(Transcript& transcript, std::string question, const std::func
   }
 }
 
-std::string question(std::string_view verb, const path& about) { return fmt::format("{} {}", verb, about.string()); }
+std::string question(std::string_view verb, const path& about) {
+  return fmt::format("{} {}", verb, about.string());
+}
 std::string read_question(const path& file, int64_t offset, size_t length) {
   return fmt::format("read {} {} {}", offset, length, file.string());
 }
@@ -195,9 +197,8 @@ class ReplayingStore final : public ReadOnlyStore {
     return replay_open(question("open", file), [store = store_, file] { return store->open(file); });
   }
   std::unique_ptr<InputFile> open_inside(const path& folder, const std::string& relative) const override {
-    return replay_open(
-        question("open inside " + relative + " of", folder),
-        [store = store_, folder, relative] { return store->open_inside(folder, relative); });
+    return replay_open(question("open inside " + relative + " of", folder),
+                       [store = store_, folder, relative] { return store->open_inside(folder, relative); });
   }
   bool exists(const path& about) const override {
     const std::string* answer = transcript_->find(question("exists", about));

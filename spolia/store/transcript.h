@@ -1,5 +1,5 @@
-// Transcripts: what a store was asked, and what it said, so that another rank can be answered the same without
-// asking the disk.
+// Transcripts: what a store was asked, and what it said, so that another rank can be answered the same
+// without asking the disk.
 //
 // One rank opens a checkpoint through a RecordingStore; the others open it through ReplayingStores that are
 // given its transcript. Opening asks the same questions everywhere, so that metadata is read once, and all
@@ -37,12 +37,13 @@ class Transcript {
   bool closed_ = false;
 };
 
-/// Passes on to `store` what it is asked, and writes down every answer until the transcript is closed. What would change something is an UnsupportedError.
+/// Passes on to `store` what it is asked, and writes down every answer until the transcript is closed. What
+/// would change something is an UnsupportedError.
 std::shared_ptr<const Store> recording_store(std::shared_ptr<const Store> store,
                                              std::shared_ptr<Transcript> transcript);
 
-/// Answers from the transcript what is in it, and asks `store` the rest. A file is opened there when something
-/// is read that the transcript has not.
+/// Answers from the transcript what is in it, and asks `store` the rest. A file is opened there when
+/// something is read that the transcript has not.
 std::shared_ptr<const Store> replaying_store(std::shared_ptr<const Store> store,
                                              std::shared_ptr<const Transcript> transcript);
 

@@ -1,8 +1,8 @@
 #include "spolia/store/transcript.h"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
+
+#include <gtest/gtest.h>
 
 #include "spolia/base/error.h"
 #include "spolia/store/fault_store.h"
@@ -127,11 +127,13 @@ TEST(Transcript, AFileThatIsAnotherOneHereIsRefused) {
 
 TEST(Transcript, OnlyReads) {
   const auto transcript = std::make_shared<Transcript>();
-  for (const auto& made : {recording_store(filled_store(), transcript), replaying_store(filled_store(), transcript)}) {
+  for (const auto& made :
+       {recording_store(filled_store(), transcript), replaying_store(filled_store(), transcript)}) {
     const auto store = std::const_pointer_cast<Store>(made);
     const std::function<void()> changes[] = {
-        [&] { store->create("/x"); },          [&] { store->create_folder("/x"); }, [&] { store->rename("/a", "/x"); },
-        [&] { store->replace("/a/one", "/x"); }, [&] { store->exchange("/a", "/x"); }, [&] { store->sync_folder("/a"); },
+        [&] { store->create("/x"); },         [&] { store->create_folder("/x"); },
+        [&] { store->rename("/a", "/x"); },   [&] { store->replace("/a/one", "/x"); },
+        [&] { store->exchange("/a", "/x"); }, [&] { store->sync_folder("/a"); },
         [&] { store->remove_all("/a"); }};
     for (const auto& change : changes) EXPECT_EQ(error_of(change).kind(), ErrorKind::kUnsupported);
   }
