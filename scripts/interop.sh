@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A real PyTorch and Spolia read what the other wrote: scripts/interop.sh SPOLIA [SEED], where SPOLIA is the built
-# command. PyTorch writes checkpoints whose sizes, placements and bytes follow from the seed; Spolia digests them and
-# converts them to all its formats, for many layouts; PyTorch reads the results. Every tensor's SHA-256 and every value
-# must be what PyTorch had before it wrote them.
+# command, in a build tree that has tests/save_on_ranks too. PyTorch writes checkpoints whose sizes, placements and bytes
+# follow from the seed; Spolia digests them, converts them to all its formats, for many layouts, and saves them from
+# ranks; PyTorch reads the results. Every tensor's SHA-256 and every value must be what PyTorch had before it wrote them.
 #
 # Python comes from SPOLIA_PYTHON (a command); or it is python3, if that has torch and safetensors; or that of a Debian
 # root which is made in build/torch, or named by SPOLIA_TORCH_ROOT. `scripts/interop.sh --has-python` says whether
@@ -54,6 +54,7 @@ if [[ ${1:-} == --has-python ]]; then
   exit
 fi
 spolia=$(realpath "$1")
+save_on_ranks=$(realpath "$(dirname "$1")/../tests/save_on_ranks")
 seed=${2:-$(date +%s)}
 if ! find_python; then
   make_torch_root
@@ -101,6 +102,13 @@ to() {
   "$spolia" digest "$result" --json >"$result.json"
 }
 
+# saved RESULT FORMAT RANKS LAYOUT: as a job on so many ranks would save it.
+saved() {
+  local result=$case/written/$1
+  "$save_on_ranks" "$source" "$result" "$2" "$3" "$4"
+  "$spolia" digest "$result" --json >"$result.json"
+}
+
 readonly rows='mesh = 3; *: [shard(0)]'
 readonly columns='mesh = 5 (tp) on [0, 1, 2, 3, 9]; *: [shard(-1)]'
 readonly blocks='mesh = 2x2 (dp, tp); *: [shard(0), shard(-1)]'
@@ -136,8 +144,21 @@ for name in fsdp-5 fsdp-tp-3x2 mesh-2x3 torch-save; do
   from $name strided
   to strided-to-spolia-hybrid spolia "$hybrid"
 done
+for name in fsdp-5 fsdp-tp-3x2 mesh-2x3 torch-save hugging-face; do
+  from $name
+  to by-3-ranks dcp '' --ranks 3
+  to by-4-ranks-blocks dcp "$blocks" --ranks 4 --verify
+  to by-5-ranks-spolia spolia "$hybrid" --ranks 5
+  saved saved-rows dcp 3 "$rows"
+  saved saved-hybrid dcp 6 "$hybrid"
+  saved saved-strided dcp 8 "$strided"
+  saved saved-blocks-spolia spolia 4 "$blocks"
+  from $name saved-blocks-spolia
+  to saved-spolia-to-columns dcp "$columns" --ranks 2
+done
 for name in mesh-2x2 mesh-3 torch-save; do
   from $name
+  saved saved-ragged dcp 4 "$ragged"
   to ragged dcp "$ragged"
   to spolia-ragged spolia "$ragged"
   from $name ragged

@@ -1,7 +1,8 @@
 // Saving and loading where each rank is a process: run under mpirun. Rank 0 reports.
 //
 // usage: mpi_save_load: all cases.
-//        mpi_save_load killed FOLDER N: saves step 1, and step 2, during which rank 1 is killed when it starts
+//        mpi_save_load killed FOLDER N: saves step 1, and step 2, during which rank 1 is killed when it
+//        starts
 //            its Nth operation.
 //        mpi_save_load check FOLDER STEP: on threads, that STEP is the latest in FOLDER, and whole.
 #include <signal.h>
@@ -59,7 +60,8 @@ void alone(World& world, const std::function<void()>& body) {
 }
 
 constexpr TargetFormat kFormats[] = {TargetFormat::kSpolia, TargetFormat::kDcp};
-constexpr ReadMode kModes[] = {ReadMode::kEachRank, ReadMode::kOneReader, ReadMode::kParts, ReadMode::kCheapest};
+constexpr ReadMode kModes[] = {ReadMode::kEachRank, ReadMode::kOneReader, ReadMode::kParts,
+                               ReadMode::kCheapest};
 
 /// From every kind of layout to another, between processes, and between processes and threads.
 void save_and_load(World& world, const fs::path& folder) {
@@ -67,7 +69,8 @@ void save_and_load(World& world, const fs::path& folder) {
   for (size_t k = 0; k < kinds().size(); ++k) {
     const Kind &from = kinds()[k], &to = kinds()[(k * 5 + 3) % kinds().size()];
     const TargetFormat format = kFormats[k % 2];
-    const fs::path path = folder / fmt::format("kind-{}", k), by_threads = folder / fmt::format("threads-{}", k);
+    const fs::path path = folder / fmt::format("kind-{}", k),
+                   by_threads = folder / fmt::format("threads-{}", k);
     save_state(world, job_of(from, ranks, false), path, {.to = format, .durable = k == 0});
     for (ReadMode mode : kModes) {
       LoadOptions options{.mode = mode};
@@ -76,7 +79,8 @@ void save_and_load(World& world, const fs::path& folder) {
     }
     const int threads = static_cast<int>(k % 5) + 1;
     alone(world, [&] {
-      require(verify(*open_source(posix_store(), path), {}).faults.empty(), "there are faults in {}", path.string());
+      require(verify(*open_source(posix_store(), path), {}).faults.empty(), "there are faults in {}",
+              path.string());
       launch(threads, [&](World& local) {
         load_state(local, job_of(to, threads, false), path);
         save_state(local, job_of(from, threads, false), by_threads, {.to = format, .durable = false});
@@ -132,8 +136,8 @@ void disagreement(World& world, const fs::path& folder) {
     save_state(world, job, folder / "never");
     require(false, "ranks that disagree have saved");
   } catch (const MismatchError& error) {
-    require(std::string(error.what()).find(fmt::format("rank {}", world.size() - 1)) != std::string::npos, "{}",
-            error.what());
+    require(std::string(error.what()).find(fmt::format("rank {}", world.size() - 1)) != std::string::npos,
+            "{}", error.what());
   }
   save_state(world, right, folder / "right");
   alone(world, [&] { require(!fs::exists(folder / "never"), "something was published"); });
@@ -181,10 +185,12 @@ int be_killed(const fs::path& folder, int64_t number) {
 int check(const fs::path& folder, int64_t step) {
   Checkpoints checkpoints(folder, 1);
   if (checkpoints.latest() != step || checkpoints.steps() != std::vector<int64_t>{step}) {
-    std::fprintf(stderr, "the latest step is %lld\n", static_cast<long long>(checkpoints.latest().value_or(-1)));
+    std::fprintf(stderr, "the latest step is %lld\n",
+                 static_cast<long long>(checkpoints.latest().value_or(-1)));
     return 1;
   }
-  launch(3, [&](World& world) { load_state(world, job_of(kinds()[3], 3, false), checkpoints.folder_of(step)); });
+  launch(3,
+         [&](World& world) { load_state(world, job_of(kinds()[3], 3, false), checkpoints.folder_of(step)); });
   launch(2, [&](World& world) { save_step(world, checkpoints, 9); });
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
@@ -214,7 +220,8 @@ int run_cases() {
       complaint = error.what();
       ++failed;
     }
-    if (job.rank() == 0) std::printf("%s %s\n%s", complaint.empty() ? "ok    " : "FAILED", name, complaint.c_str());
+    if (job.rank() == 0)
+      std::printf("%s %s\n%s", complaint.empty() ? "ok    " : "FAILED", name, complaint.c_str());
   }
   if (job.rank() == 0) fs::remove_all(folder);
   return failed == 0 ? 0 : 1;

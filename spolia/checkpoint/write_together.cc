@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "spolia/base/error.h"
 #include "spolia/checkpoint/rank_loads.h"
 #include "spolia/comm/agree.h"
 #include "spolia/comm/exchange.h"
@@ -81,8 +82,16 @@ Report write_together(Group& group, const RankShare& share, Store& store,
     report.seconds["sync"] += seconds_since(start);
   };
   agree(group, "writing", [&] {
-    finished = write_share(share, folder, files, options, report);
-    if (!is_first) sync();  // place 0 has more to write
+    try {
+      finished = write_share(share, folder, files, options, report);
+      if (!is_first) sync();  // place 0 has more to write
+    } catch (const NotFoundError& error) {
+      // Where a rank is lost, place 0 takes the folder away while others still write: that is not their
+      // failure.
+      const std::string broken = group.backend().broken();
+      if (broken.empty()) throw;
+      throw PeerFailedError("{} ({})", broken, error.what());
+    }
   });
   const std::vector<std::string> all_finished = split_texts(all_gather_texts(group, finished));
 

@@ -22,7 +22,10 @@ constexpr char kFailed = 'f';
 /// What was said; throws where that was an error.
 std::string_view said(std::string_view answer) {
   if (answer.front() == kSaid) return answer.substr(1);
-  throw Error(static_cast<ErrorKind>(answer[1]), std::string(answer.substr(2)));
+  const auto kind = static_cast<ErrorKind>(answer[1]);
+  const std::string message(answer.substr(2));
+  if (kind == ErrorKind::kNotFound) throw NotFoundError("{}", message);  // what readers may catch
+  throw Error(kind, message);
 }
 
 [[noreturn]] void refuse() { throw CorruptError("what a rank sent is no transcript of a store"); }

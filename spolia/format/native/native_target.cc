@@ -90,6 +90,7 @@ class SpoliaTarget final : public Target {
     for (const std::string& part : finished) {
       manifest.parts.push_back(read_manifest(part, kSpoliaManifest).parts.front());
     }
+    std::ranges::sort(manifest.parts, {}, [](const auto& part) { return part.writer; });
     if (alone_ || finished.size() != data_files_.size()) {  // others' chunks are not in this catalog
       for (Manifest::Tensor& tensor : manifest.tensors) tensor.chunks.reset();
     }
