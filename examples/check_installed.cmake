@@ -27,7 +27,7 @@ endif()
 if(SANITIZE)
   set(flags -D CMAKE_CXX_FLAGS=-fsanitize=${SANITIZE})
 endif()
-foreach(example convert reshard_job)
+foreach(example convert reshard_job save_and_load train_lm)
   must_run(${CMAKE_COMMAND} -S ${SOURCE}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR} ${flags}
            -D CMAKE_PREFIX_PATH=${WORK}/installed -D CMAKE_BUILD_TYPE=${CONFIG}
            -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
@@ -57,6 +57,12 @@ endfunction()
 
 must_run(${WORK}/convert/export_model ${case}/checkpoint model ${WORK}/model)
 expect_digests(${WORK}/model model.)
+
+execute_process(COMMAND ${WORK}/save_and_load/save_and_load WORKING_DIRECTORY ${WORK} COMMAND_ERROR_IS_FATAL ANY)
+if(NOT EXISTS ${WORK}/run/latest)
+  message(FATAL_ERROR "save_and_load left no checkpoint")
+endif()
+must_run(${WORK}/train_lm/train_lm ${SOURCE}/README.md --mesh 2x1 --steps 2 --batch 2)
 
 # expect_resharded(FOLDER COMMAND...): the command reshards the checkpoint into the folder.
 function(expect_resharded folder)

@@ -5,7 +5,9 @@ cmake_minimum_required(VERSION 3.25)
 # file, from the line that begins so to the next one that is a single brace.
 set(quotes
     "docs/cpp.md|cpp|examples/convert/main.cc"
-    "docs/cpp.md|cmake|examples/convert/CMakeLists.txt")
+    "docs/cpp.md|cmake|examples/convert/CMakeLists.txt"
+    "docs/saving.md|cpp|examples/save_and_load/main.cc"
+    "README.md|cpp|examples/save_and_load/main.cc")
 
 foreach(quote IN LISTS quotes)
   string(REPLACE "|" ";" quote "${quote}")
