@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -58,6 +59,7 @@ const std::vector<Case>& cases() {
 std::vector<std::string> case_names() {
   std::vector<std::string> names;
   for (const Case& c : cases()) names.push_back(c.name);
+  names.push_back("mapped");
   names.push_back("large");
   return names;
 }
@@ -142,6 +144,12 @@ void check_equal(const Options& options, const fs::path& source, const fs::path&
   }
 }
 
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) throw IoError("cannot write {}", quote(path.string()));
+}
+
 Sample convert(const Options& options, const fs::path& source, const fs::path& target,
                const std::string& memory, const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {options.command, "convert", source,   target,
@@ -195,6 +203,57 @@ Input make_input(const Options& options, const Case& c) {
   return describe(c.title, folder);
 }
 
+/// What a mapping costs: rows joined, cut and put in another order, and matrices transposed, beside no
+/// mapping.
+void compare_mapped(const Options& options) {
+  const fs::path work = options.work, source = work / "mapped", target = work / "target",
+                 back = work / "back";
+  for (const fs::path& folder : {source, target, back}) fs::remove_all(folder);
+  const auto shapes = llama_like_shapes(static_cast<int64_t>(options.gib * (1 << 30)));
+  make_dcp(source, shapes, Sharding::kRows, 2);
+  const Input input = describe("2 ranks by rows", source);
+  const int64_t heads = shapes[0].shape[0] / 64;
+  const std::string layer = "model.layers.$LAYER_ID.";
+  const std::vector<std::pair<std::string, std::string>> mappings = {
+      {"joined by rows",
+       "{0}mlp.up_proj.weight, {0}self_attn.o_proj.weight -> {0}joined, axis=0, sizes='[{2}, {3}]'\n"},
+      {"cut by rows", "{0}mlp.up_proj.weight -> {0}a, {0}b, {0}c, {0}d, axis=0\n"},
+      {"rows of 64 in another order",
+       "{0}self_attn.q_proj.weight, {0}self_attn.k_proj.weight, {0}self_attn.v_proj.weight -> "
+       "{0}self_attn.qkv.weight, "
+       "fused_qkv, num_heads={1}, num_key_value_groups={1}, axis=0\n"},
+      {"every matrix transposed",
+       "{0}self_attn.q_proj.weight^T -> {0}q\n{0}self_attn.k_proj.weight^T -> {0}k\n"
+       "{0}self_attn.v_proj.weight^T -> {0}v\n{0}self_attn.o_proj.weight^T -> {0}o\n"
+       "{0}mlp.up_proj.weight^T -> {0}up\n{0}mlp.down_proj.weight^T -> {0}down\n"},
+  };
+  const std::vector<std::string> plain = {"--to", "safetensors"};
+  auto ready = [&] {
+    fs::remove_all(target);
+    prime(files_in(source), input.bytes / 2 * 3);
+  };
+  std::vector<Contender> contenders{
+      {"without a mapping", [&] { return convert(options, source, target, options.memory, plain); }, ready}};
+  for (size_t m = 0; m < mappings.size(); ++m) {
+    const fs::path file = work / fmt::format("mapping-{}", m);
+    write_text(file, fmt::format(fmt::runtime(mappings[m].second), layer, heads, 4 * heads * 64, heads * 64));
+    std::vector<std::string> mapped = plain, reversed = plain;
+    mapped.insert(mapped.end(), {"--map", file});
+    reversed.insert(reversed.end(), {"--map", file, "--reverse"});
+    convert(options, source, target, options.memory, mapped);
+    convert(options, target, back, options.memory, reversed);
+    check_equal(options, source, back);
+    for (const fs::path& folder : {target, back}) fs::remove_all(folder);
+    contenders.push_back({mappings[m].first,
+                          [&, mapped] { return convert(options, source, target, options.memory, mapped); },
+                          ready});
+  }
+  print_table(fmt::format("mapped, {}, to safetensors: {:.2f} GB, --memory {}, {} rounds", input.title,
+                          static_cast<double>(input.bytes) / 1e9, options.memory, options.rounds),
+              contenders, take_turns(contenders, options.rounds), input.bytes);
+  for (const fs::path& folder : {source, target}) fs::remove_all(folder);
+}
+
 /// One tensor of 4 GiB through 32 MiB: does it matter which way it is cut?
 void compare_large(const Options& options) {
   const fs::path work = options.work, target = work / "target";
@@ -239,6 +298,7 @@ void run(const Options& options) {
     compare(options, input, c.arguments);
     fs::remove_all(input.folder);
   }
+  if (std::ranges::find(options.cases, "mapped") != options.cases.end()) compare_mapped(options);
   if (std::ranges::find(options.cases, "large") != options.cases.end()) compare_large(options);
 }
 

@@ -48,6 +48,8 @@ def include_fault(root, path, name):
     target = name[1:-1]
     if name.startswith("<"):
         return "include the project's files in quotes" if target.startswith("spolia/") else None
+    if path.startswith("examples/") and (root / path).with_name(target).is_file():
+        return None  # an example is a project of its own
     if not (root / target).is_file() or ".." in Path(target).parts:
         return f"{name} is not a path from the root to a file of the project; other headers take <>"
     room, included = (Path(p).parts[1] if Path(p).parts[0] == "spolia" else None for p in (path, target))
@@ -96,6 +98,9 @@ SELF_TEST = {
     "spolia/engine/dots.cc": ('#include "spolia/engine/../base/a.h"\n', 1),
     "spolia/engine/angle.cc": ("#include <spolia/base/a.h>\n", 1),
     "spolia/engine/missing.cc": ('#include "spolia/base/none.h"\n', 1),
+    "examples/e/main.cc": ('#include "beside.h"\n', None),
+    "examples/e/beside.h": ('#include <vector>\n', None),
+    "examples/e/wrong.cc": ('#include "not_there.h"\n', 1),
     "spolia/engine/outside.cc": ('#include "cli/c.h"\n', 1),
     "spolia/engine/prints.cc": ('void f() {\n  std::printf("%d", 1);\n}\n', 2),
     "spolia/engine/exits.cc": ("void f(bool b) {\n  if (b) return;\n  else exit(1);\n}\n", 3),

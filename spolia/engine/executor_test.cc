@@ -242,6 +242,83 @@ RC_GTEST_PROP(Executor, EveryElementArrives, ()) {
   RC_ASSERT(report.crcs_checked == chunks_with_bytes);
 }
 
+/// A box of `sizes` somewhere in a shape that is a little larger.
+Box placed(const Dims& sizes, Dims& shape) {
+  Box box{Dims(sizes.size()), sizes};
+  shape = sizes;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    box.offsets[d] = pick(0, 3);
+    shape[d] += box.offsets[d] + pick(0, 3);
+  }
+  return box;
+}
+
+/// A region that fills `target`: from a box whose dims are the target's in a random order, without some of
+/// those of size 1, and with some of size 1 of its own. `shape`: gets that of the source.
+Region random_region(const Box& target, Dims& shape) {
+  std::vector<int64_t> dims;  // of the target, -1: of the source alone
+  for (size_t d = 0; d < target.ndim(); ++d) {
+    if (target.sizes[d] > 1 || pick(0, 2) == 0) dims.push_back(static_cast<int64_t>(d));
+  }
+  for (int64_t more = pick(0, 3); more > 0; --more) dims.push_back(-1);
+  for (size_t i = dims.size(); i > 1; --i)
+    std::swap(dims[i - 1], dims[static_cast<size_t>(pick(0, static_cast<int64_t>(i)))]);
+  Dims sizes, permute(target.ndim(), -1);
+  for (size_t s = 0; s < dims.size(); ++s) {
+    sizes.push_back(dims[s] < 0 ? 1 : target.sizes[static_cast<size_t>(dims[s])]);
+    if (dims[s] >= 0) permute[static_cast<size_t>(dims[s])] = static_cast<int64_t>(s);
+  }
+  const Box source = placed(sizes, shape);
+  return {source, target, permute};
+}
+
+RC_GTEST_PROP(Executor, EveryElementOfAnyRegionArrives, ()) {
+  Case c;
+  c.target.files = {"out"};
+  Dims shape;
+  for (int64_t d = pick(0, 5); d > 0; --d) shape.push_back(pick(0, 3) == 0 ? 1 : pick(1, 12));
+  const bool cast = *rc::gen::arbitrary<bool>();
+  c.add_target("t", cast ? DType::kFloat64 : DType::kFloat32, shape);
+  std::vector<Box> boxes;
+  cut_randomly(whole(shape), static_cast<int>(pick(0, 6)), boxes);  // up to 64: looked at, and indexed
+  for (size_t s = 0; s < boxes.size(); ++s) {
+    Dims source_shape;
+    Region region = random_region(boxes[s], source_shape);
+    add_counting_tensor(c.source, fmt::format("s{:02}", s), source_shape, 0);
+    c.copies.push_back(copy_region(s, 0, std::move(region)));
+  }
+  const bool ordered = *rc::gen::arbitrary<bool>();
+  CollectingSink sink(c.target, ordered);
+  const TransferPlan plan =
+      c.plan(static_cast<size_t>(pick(1, 4)), *rc::gen::element<int64_t>(8, 64, 1000, 1 << 20), ordered);
+  execute(plan, c.source, c.target, sink, {});
+
+  for (const RegionCopy& copy : c.copies) {
+    const Region& region = *copy.region;
+    const Dims from_strides = row_major_strides(c.source.catalog().tensors[copy.source].shape),
+               to_strides = row_major_strides(shape);
+    for (int64_t i = 0; i < region.target.numel(); ++i) {
+      int64_t rest = i, place = 0, number = 0;
+      for (size_t s = 0; s < from_strides.size(); ++s) number += region.source.offsets[s] * from_strides[s];
+      for (size_t d = shape.size(); d-- > 0;) {
+        const int64_t index = rest % region.target.sizes[d];
+        rest /= region.target.sizes[d];
+        place += (region.target.offsets[d] + index) * to_strides[d];
+        if (region.permute[d] >= 0) number += index * from_strides[static_cast<size_t>(region.permute[d])];
+      }
+      double found;
+      if (cast) {
+        std::memcpy(&found, sink.data[0].data() + place * 8, 8);
+      } else {
+        float single;
+        std::memcpy(&single, sink.data[0].data() + place * 4, 4);
+        found = single;
+      }
+      RC_ASSERT(found == static_cast<double>(number));
+    }
+  }
+}
+
 Case one_large_tensor(Codec codec) {
   Case c;
   c.target.files = {"out"};

@@ -8,6 +8,7 @@ namespace spolia {
 namespace {
 
 constexpr size_t kStagingBytes = size_t{1} << 20;
+constexpr int64_t kWritebackBytes = int64_t{64} << 10;
 
 /// Calls `use(offset in the chunk, offset in the region, length)`, in bytes, for each run of the region that
 /// is contiguous in the chunk. Both boxes are row-major where they lie; the region is inside the chunk.
@@ -71,8 +72,10 @@ class FileSink::Writer {
     if (run_.empty()) return;
     OutputFile& file = *files_[file_];
     file.write(offset_, run_);
-    // The disk starts now, not at the final sync: writing overlaps with what is still to be read.
-    file.start_writeback(offset_, std::ssize(run_));
+    // The disk starts now, not at the final sync: writing overlaps with what is still to be read. Not for
+    // short runs: their pages get more from the tiles beside, which would have to wait until the disk has
+    // them. Their chunk goes as a whole, once it is complete.
+    if (std::ssize(run_) >= kWritebackBytes) file.start_writeback(offset_, std::ssize(run_));
     run_ = {};
   }
 
@@ -138,6 +141,7 @@ void FileSink::put_region(Writer& writer, const TileRegion& region, std::span<co
   const TensorEntry& tensor = target_.catalog().tensors[region.target];
   const Extent& extent = tensor.extents[region.chunk];
   const Box chunk = addressable_box(tensor, region.chunk);
+  bool scattered = false;  // complete now, from short runs
   for_each_run(region.box, chunk, element_bytes(tensor.dtype),
                [&](int64_t in_chunk, int64_t in_region, int64_t length) {
                  std::span<const std::byte> run;
@@ -145,14 +149,19 @@ void FileSink::put_region(Writer& writer, const TileRegion& region, std::span<co
                    run = bytes.subspan(static_cast<size_t>(in_region), static_cast<size_t>(length));
                  }
                  Target::Frame frame;
-                 if (progress_.add(region.target, region.chunk, in_chunk, length, run)) {
+                 const bool complete = progress_.add(region.target, region.chunk, in_chunk, length, run);
+                 if (complete) {
                    frame = target_.frame(region.target, region.chunk,
                                          std::as_const(checksums_).of(region.target, region.chunk));
                  }
                  writer.write_copy(extent.file, extent.offset - std::ssize(frame.before), frame.before);
                  writer.write(extent.file, extent.offset + in_chunk, run);
                  writer.write_copy(extent.file, extent.offset + extent.length, frame.after);
+                 if (complete && length < kWritebackBytes) scattered = extent.length >= kWritebackBytes;
                });
+  if (!scattered) return;
+  writer.flush();
+  files_[extent.file]->start_writeback(extent.offset, extent.length);
 }
 
 void FileSink::finish() {

@@ -18,22 +18,6 @@ Dims byte_strides(std::span<const int64_t> sizes, int64_t width) {
   return strides;
 }
 
-/// The source's dim that becomes the target's dim `d`.
-size_t source_dim(const Region* region, size_t d) {
-  return region == nullptr || region->permute.empty() ? d : static_cast<size_t>(region->permute[d]);
-}
-
-/// The part of a region's source that becomes `part`, a box inside of its target.
-Box source_of(const Region& region, const Box& part) {
-  Box box{Dims(part.ndim()), Dims(part.ndim())};
-  for (size_t d = 0; d < part.ndim(); ++d) {
-    const size_t from = source_dim(&region, d);
-    box.offsets[from] = region.source.offsets[from] + part.offsets[d] - region.target.offsets[d];
-    box.sizes[from] = part.sizes[d];
-  }
-  return box;
-}
-
 /// Where, in bytes, the element at `offsets` lies in a block whose first element is that at `origin`.
 int64_t byte_offset(std::span<const int64_t> offsets, std::span<const int64_t> origin,
                     std::span<const int64_t> strides) {
@@ -110,14 +94,18 @@ void TileReader::for_each_copy(const std::function<void(const InputFile& file, i
 void TileReader::add_wanted(const TileRegion& region, std::byte* data) {
   const TensorEntry& target = context_.target.tensors[region.target];
   const Dims strides = byte_strides(region.box.sizes, element_bytes(target.dtype));
-  for (const RegionCopy& copy : context_.plan.copies_of(region.target)) {
+  for (size_t c : context_.copies.overlapping(region.target, region.box)) {
+    const RegionCopy& copy = context_.plan.copies[c];
+    const TensorEntry& tensor = context_.source.catalog().tensors[copy.source];
     const Region* part_of = copy.region.get();
     const Box wanted = part_of == nullptr ? region.box : intersect(part_of->target, region.box);
     if (wanted.empty()) continue;
-    const TensorEntry& tensor = context_.source.catalog().tensors[copy.source];
-    const Box from = part_of == nullptr ? wanted : source_of(*part_of, wanted);
-    Dims from_strides(strides.size());  // the region's strides in the order of the source's dims
-    for (size_t d = 0; d < strides.size(); ++d) from_strides[source_dim(part_of, d)] = strides[d];
+    const Box from = part_of == nullptr ? wanted : narrowed(*part_of, wanted).source;
+    Dims from_strides(from.ndim(), 0);  // the region's strides, in the order of the source's dims
+    for (size_t d = 0; d < strides.size(); ++d) {
+      const int64_t dim = part_of == nullptr ? static_cast<int64_t>(d) : source_dim(*part_of, d);
+      if (dim >= 0) from_strides[static_cast<size_t>(dim)] = strides[d];
+    }
     std::byte* wanted_data = data + byte_offset(wanted.offsets, region.box.offsets, strides);
 
     for (uint32_t chunk : context_.chunks.overlapping(copy.source, from)) {

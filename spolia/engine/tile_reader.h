@@ -17,6 +17,7 @@
 #include "spolia/format/byte_source.h"
 #include "spolia/format/source.h"
 #include "spolia/plan/transfer_plan.h"
+#include "spolia/state/copy_index.h"
 
 namespace spolia {
 
@@ -26,11 +27,17 @@ struct ReadContext {
   const Source& source;
   const Catalog& target;
   bool check_crcs;
+  CopyIndices copies;   // of the plan
   ChunkIndices chunks;  // of the source
   CrcLedger ledger;
 
   ReadContext(const TransferPlan& p, const Source& s, const Catalog& t, bool check)
-      : plan(p), source(s), target(t), check_crcs(check), chunks(s.catalog()) {}
+      : plan(p),
+        source(s),
+        target(t),
+        check_crcs(check),
+        copies(p.copies, p.first_copy),
+        chunks(s.catalog()) {}
 };
 
 /// One thread's reader, with its scratch memory and its open decoders.

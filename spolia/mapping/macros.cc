@@ -212,8 +212,8 @@ class Lowering {
     Variable variable = named(operand);
     if (!operand.transposed) return variable;
     Variable turned = temporary(operand.name + "^T");
-    Step& step = add(Step::kMove, {std::move(variable)}, {turned});
-    step.operations.push_back({Operation::kPermute, {}, {}, {}});
+    ProgramStep& step = add(ProgramStep::kMove, {std::move(variable)}, {turned});
+    step.operations.push_back({TensorOperation::kPermute, {}, {}, {}});
     return turned;
   }
 
@@ -241,8 +241,8 @@ class Lowering {
     return variables;
   }
 
-  Step& add(Step::Kind kind, std::vector<Variable> left, std::vector<Variable> right) {
-    Step& step = program_.steps.emplace_back();
+  ProgramStep& add(ProgramStep::Kind kind, std::vector<Variable> left, std::vector<Variable> right) {
+    ProgramStep& step = program_.steps.emplace_back();
     step.kind = kind;
     step.left = std::move(left);
     step.right = std::move(right);
@@ -250,13 +250,15 @@ class Lowering {
     return step;
   }
   void split(Variable whole, std::vector<Variable> parts, int64_t axis) {
-    Step& step = add(parts.size() == 1 ? Step::kMove : Step::kSplit, {std::move(whole)}, std::move(parts));
+    ProgramStep& step = add(parts.size() == 1 ? ProgramStep::kMove : ProgramStep::kSplit, {std::move(whole)},
+                            std::move(parts));
     step.axis = axis;
     step.equal_parts = true;
   }
   /// `equal`: the parts have to be of one size, so that a split gives them back.
   void concat(std::vector<Variable> parts, Variable whole, int64_t axis) {
-    Step& step = add(parts.size() == 1 ? Step::kMove : Step::kConcat, std::move(parts), {std::move(whole)});
+    ProgramStep& step = add(parts.size() == 1 ? ProgramStep::kMove : ProgramStep::kConcat, std::move(parts),
+                            {std::move(whole)});
     step.axis = axis;
     step.equal_parts = true;
   }
@@ -271,7 +273,7 @@ class Lowering {
     if (to_nothing) {
       for (const Operand& operand : s.left) {
         if (operand.transposed) fail_at(operand.at, "a tensor that is dropped need not be transposed");
-        add(Step::kDrop, {named(operand)}, {});
+        add(ProgramStep::kDrop, {named(operand)}, {});
       }
       attributes.expect_no_more("dropping a tensor");
     } else if (from_nothing) {
@@ -303,7 +305,7 @@ class Lowering {
     if (const Attribute* a = attributes.find("fill")) fill = number_of(*a);
     attributes.expect_no_more("a new tensor");
     for (Variable& variable : targets()) {
-      Step& step = add(Step::kNew, {}, {std::move(variable)});
+      ProgramStep& step = add(ProgramStep::kNew, {}, {std::move(variable)});
       step.shape = shape;
       step.dtype = dtype;
       step.fill = fill;
@@ -311,20 +313,20 @@ class Lowering {
   }
 
   void move(Attributes& attributes) {
-    std::vector<Operation> operations;
-    if (statement_->left[0].transposed) operations.push_back({Operation::kPermute, {}, {}, {}});
+    std::vector<TensorOperation> operations;
+    if (statement_->left[0].transposed) operations.push_back({TensorOperation::kPermute, {}, {}, {}});
     for (const Attribute& a : attributes.all()) {
       if (a.key == "permute") {
         attributes.find(a.key);
-        operations.push_back({Operation::kPermute, list_of(a), {}, {}});
+        operations.push_back({TensorOperation::kPermute, list_of(a), {}, {}});
         check_permute(a, operations.back().dims);
       } else if (a.key == "reshape") {
         attributes.find(a.key);
-        operations.push_back({Operation::kReshape, list_of(a), {}, {}});
+        operations.push_back({TensorOperation::kReshape, list_of(a), {}, {}});
         check_canonical(a, operations.back().dims);
       } else if (a.key == "dtype") {
         attributes.find(a.key);
-        operations.push_back({Operation::kCast, {}, {}, dtype_of(a)});
+        operations.push_back({TensorOperation::kCast, {}, {}, dtype_of(a)});
       } else if (a.key == "dst_dtype" || a.key == "src_dtype") {
         const Attribute* from = attributes.find("src_dtype");
         const Attribute* to = attributes.find("dst_dtype");
@@ -332,7 +334,7 @@ class Lowering {
           fail_at(a.at,
                   "src_dtype and dst_dtype go together; dtype='...' alone is a cast from whatever it is");
         }
-        if (&a == from) operations.push_back({Operation::kCast, {}, dtype_of(*from), dtype_of(*to)});
+        if (&a == from) operations.push_back({TensorOperation::kCast, {}, dtype_of(*from), dtype_of(*to)});
       }
     }
     const bool has_axis = attributes.find("axis") != nullptr;  // of a single part: says nothing
@@ -340,7 +342,7 @@ class Lowering {
     attributes.expect_no_more("a single tensor that becomes another");
     Operand operand = statement_->left[0];
     operand.transposed = false;
-    Step& step = add(Step::kMove, {named(operand)}, {named(statement_->right[0])});
+    ProgramStep& step = add(ProgramStep::kMove, {named(operand)}, {named(statement_->right[0])});
     step.operations = std::move(operations);
     step.axis = axis;
   }
@@ -371,8 +373,8 @@ class Lowering {
   void parts(Attributes& attributes) {
     const bool concat = statement_->left.size() > 1;
     const size_t count = concat ? statement_->left.size() : statement_->right.size();
-    Step step;
-    step.kind = concat ? Step::kConcat : Step::kSplit;
+    ProgramStep step;
+    step.kind = concat ? ProgramStep::kConcat : ProgramStep::kSplit;
     step.axis = attributes.integer("axis", {}, concat ? "a concatenation needs" : "a split needs");
     if (const Attribute* a = attributes.find("sizes")) {
       if (text_of(*a) == "equal") {

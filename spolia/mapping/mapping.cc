@@ -382,7 +382,7 @@ class Compiler {
   }
 
   void add_new(const Outcome& outcome, const TensorDescription* wanted) {
-    const Step& step = *outcome.made_new;
+    const ProgramStep& step = *outcome.made_new;
     const std::optional<size_t> found = find_tensor(sides_.base, outcome.name);
     const TensorDescription* base = found ? &sides_.base[*found] : nullptr;
     const TensorDescription* like = wanted != nullptr ? wanted : base;
@@ -477,18 +477,23 @@ CompiledMapping compile_mapping(const Mapping& mapping, const MappingSides& side
 }
 
 std::vector<SourceRegion> find_sources(const CompiledMapping& mapping, const MappingSides& sides,
-                                       size_t target, const Box& box) {
+                                       size_t target, const Box& box, CopyIndices* indices) {
   std::vector<SourceRegion> found;
   const MappedTensor& tensor = mapping.targets[target];
   if (!fits(box.offsets, box.sizes, tensor.shape)) {
     throw InvalidArgumentError("the box {} does not lie in {} of shape {}", box_text(box), quote(tensor.name),
                                list_text(tensor.shape));
   }
-  for (const RegionCopy& copy : mapping.copies_of(target)) {
+  auto add = [&](const RegionCopy& copy) {
     const Region all =
         copy.region ? *copy.region : Region{whole(sides.source[copy.source].shape), whole(tensor.shape), {}};
     const Box inside = intersect(all.target, box);
     if (!inside.empty()) found.push_back({copy.source, narrowed(all, inside)});
+  };
+  if (indices != nullptr) {
+    for (size_t c : indices->overlapping(target, box)) add(mapping.copies[c]);
+  } else {
+    for (const RegionCopy& copy : mapping.copies_of(target)) add(copy);
   }
   return found;
 }

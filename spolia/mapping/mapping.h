@@ -14,6 +14,7 @@
 #include "spolia/layout/box.h"
 #include "spolia/mapping/syntax.h"
 #include "spolia/mapping/tensor_list.h"
+#include "spolia/state/copy_index.h"
 #include "spolia/state/region_copy.h"
 
 namespace spolia {
@@ -84,12 +85,13 @@ CompiledMapping compile_mapping(const Mapping& mapping, const MappingSides& side
 
 /// What a box of a target is made of: of each copy the part that lies in the box, in the copies' order.
 /// Composes with any layout: `box` is what a rank is to hold, and the boxes of the sources can be cut further
-/// by what ranks hold of them. Takes time in proportion to the target's copies.
+/// by what ranks hold of them. Takes time in proportion to the target's copies; with `indices`, which are of
+/// the mapping's copies and serve any number of boxes, to those found.
 struct SourceRegion {
   size_t source = 0;
   Region region;
 };
 std::vector<SourceRegion> find_sources(const CompiledMapping& mapping, const MappingSides& sides,
-                                       size_t target, const Box& box);
+                                       size_t target, const Box& box, CopyIndices* indices = nullptr);
 
 }  // namespace spolia

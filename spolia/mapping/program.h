@@ -20,7 +20,7 @@ struct Variable {
   Position at;
 };
 
-struct Operation {
+struct TensorOperation {
   enum Kind : uint8_t { kPermute, kCast, kReshape };
   Kind kind;
   Dims dims;  // kPermute: target dim d is source dim dims[d]; empty: all reversed. kReshape: see reshaped()
@@ -28,7 +28,7 @@ struct Operation {
   DType to = DType::kFloat32;
 };
 
-struct Step {
+struct ProgramStep {
   enum Kind : uint8_t {
     kMove,    // left[0] through the operations to right[0]
     kConcat,  // left side by side along `axis`
@@ -38,7 +38,7 @@ struct Step {
   };
   Kind kind = kMove;
   std::vector<Variable> left, right;
-  std::vector<Operation> operations;
+  std::vector<TensorOperation> operations;
   int64_t axis = 0;  // negative: from the last dim
   /// kConcat, kSplit: of the parts along `axis`, where the mapping tells; else empty.
   Dims sizes;
@@ -52,7 +52,7 @@ struct Step {
 };
 
 struct Program {
-  std::vector<Step> steps;
+  std::vector<ProgramStep> steps;
   uint32_t temporaries = 0;  // they are numbered from 1
   std::vector<std::string> notes;
 };

@@ -50,12 +50,12 @@ class Reversal {
   }
 
  private:
-  const Step& step(size_t i) const { return program_.steps[i]; }
+  const ProgramStep& step(size_t i) const { return program_.steps[i]; }
 
   // ---- The graph ----
 
-  static bool is_identity(const Step& step) {
-    return step.kind == Step::kMove && step.operations.empty() && step.left[0].temporary == 0 &&
+  static bool is_identity(const ProgramStep& step) {
+    return step.kind == ProgramStep::kMove && step.operations.empty() && step.left[0].temporary == 0 &&
            step.right[0].temporary == 0 && step.left[0].name == step.right[0].name;
   }
 
@@ -77,13 +77,13 @@ class Reversal {
     reads_.resize(program_.steps.size());
     writes_.resize(program_.steps.size());
     for (size_t i = 0; i < program_.steps.size(); ++i) {
-      const Step& one = step(i);
+      const ProgramStep& one = step(i);
       for (const Variable& variable : one.left) {
         size_t& version = current(variable);
         if (version == kNone) version = add_version(variable, kNone);
         if (is_identity(one)) continue;
         reads_[i].push_back(version);
-        if (one.kind == Step::kDrop) {
+        if (one.kind == ProgramStep::kDrop) {
           versions_[version].dropped_by = i;
         } else if (versions_[version].uses.empty() || versions_[version].uses.back() != i) {
           versions_[version].uses.push_back(i);
@@ -92,7 +92,7 @@ class Reversal {
       if (is_identity(one)) continue;
       for (const Variable& variable : one.right) {
         const size_t version = add_version(variable, i);
-        versions_[version].is_new = one.kind == Step::kNew;
+        versions_[version].is_new = one.kind == ProgramStep::kNew;
         current(variable) = version;
         writes_[i].push_back(version);
       }
@@ -112,7 +112,7 @@ class Reversal {
   /// The dtype that the cast number `operation` of a move started from, where it is known.
   std::optional<DType> dtype_before(size_t i, size_t operation) const {
     for (size_t o = operation; o-- > 0;) {
-      if (step(i).operations[o].kind == Operation::kCast) return step(i).operations[o].to;
+      if (step(i).operations[o].kind == TensorOperation::kCast) return step(i).operations[o].to;
     }
     if (facts_) return facts_->moved_dtypes[i];
     return step(i).operations[operation].from;
@@ -121,7 +121,7 @@ class Reversal {
   /// The first cast of a move that nothing can undo; kNone where there is none.
   size_t endless_cast(size_t i) const {
     for (size_t o = 0; o < step(i).operations.size(); ++o) {
-      if (step(i).operations[o].kind == Operation::kCast && !dtype_before(i, o)) return o;
+      if (step(i).operations[o].kind == TensorOperation::kCast && !dtype_before(i, o)) return o;
     }
     return kNone;
   }
@@ -129,8 +129,8 @@ class Reversal {
   bool is_undoable(size_t i) const {
     const bool results = std::ranges::all_of(writes_[i], [&](size_t w) { return versions_[w].possible; });
     if (!results) return false;
-    if (step(i).kind == Step::kConcat) return sizes_known(i);
-    return step(i).kind != Step::kMove || endless_cast(i) == kNone;
+    if (step(i).kind == ProgramStep::kConcat) return sizes_known(i);
+    return step(i).kind != ProgramStep::kMove || endless_cast(i) == kNone;
   }
 
   void choose(Version& version) {
@@ -153,7 +153,7 @@ class Reversal {
         version = &versions_[*missing];
         continue;
       }
-      if (step(i).kind == Step::kConcat) {
+      if (step(i).kind == ProgramStep::kConcat) {
         fail_at(step(i).at,
                 "{} cannot be taken apart again: nothing says how large {} is in it; write sizes='equal' "
                 "or sizes='[...]', or give the tensors to make",
@@ -195,8 +195,8 @@ class Reversal {
   }
   size_t index(const Version& version) const { return static_cast<size_t>(&version - versions_.data()); }
 
-  Step& add(Step::Kind kind, Position at) {
-    Step& made = result_.steps.emplace_back();
+  ProgramStep& add(ProgramStep::Kind kind, Position at) {
+    ProgramStep& made = result_.steps.emplace_back();
     made.kind = kind;
     made.at = at;
     return made;
@@ -207,7 +207,7 @@ class Reversal {
   }
 
   void drop(const Version& version) {
-    Step& drop = add(Step::kDrop, place(version));
+    ProgramStep& drop = add(ProgramStep::kDrop, place(version));
     drop.left = {{version.name, 0, drop.at}};
   }
 
@@ -215,7 +215,7 @@ class Reversal {
     for (size_t v = 0; v < versions_.size(); ++v) {
       const Version& version = versions_[v];
       if (version.needed && version.direct) {
-        Step& read = add(Step::kMove, place(version));
+        ProgramStep& read = add(ProgramStep::kMove, place(version));
         read.left = {{version.name, 0, read.at}};
         read.right = {temporary(v, read.at)};
         // The name is free again: unless the way back makes a tensor of it, there is none.
@@ -237,9 +237,9 @@ class Reversal {
   void make(const Version& version) {
     if (!version.needed || version.direct) return;
     const size_t i = version.from;
-    if (step(i).kind == Step::kConcat) {
+    if (step(i).kind == ProgramStep::kConcat) {
       take_apart(i);
-    } else if (step(i).kind == Step::kSplit) {
+    } else if (step(i).kind == ProgramStep::kSplit) {
       put_together(i, index(version));
     } else {
       move_back(i, index(version));
@@ -248,8 +248,8 @@ class Reversal {
 
   void take_apart(size_t i) {
     if (std::exchange(taken_apart_[i], true)) return;
-    const Step& forward = step(i);
-    Step& back = add(Step::kSplit, forward.at);
+    const ProgramStep& forward = step(i);
+    ProgramStep& back = add(ProgramStep::kSplit, forward.at);
     back.axis = forward.axis;
     back.sizes = facts_ ? facts_->part_sizes[i] : forward.sizes;
     back.equal_parts = back.sizes.empty();
@@ -265,8 +265,8 @@ class Reversal {
   }
 
   void put_together(size_t i, size_t version) {
-    const Step& forward = step(i);
-    Step& back = add(Step::kConcat, forward.at);
+    const ProgramStep& forward = step(i);
+    ProgramStep& back = add(ProgramStep::kConcat, forward.at);
     back.axis = forward.axis;
     back.sizes = forward.sizes;
     back.equal_parts = forward.sizes.empty();
@@ -275,18 +275,18 @@ class Reversal {
   }
 
   void move_back(size_t i, size_t version) {
-    const Step& forward = step(i);
-    Step& back = add(Step::kMove, forward.at);
+    const ProgramStep& forward = step(i);
+    ProgramStep& back = add(ProgramStep::kMove, forward.at);
     back.left = {temporary(writes_[i][0], forward.at)};
     back.right = {temporary(version, forward.at)};
     for (size_t o = forward.operations.size(); o-- > 0;) {
-      const Operation& operation = forward.operations[o];
-      Operation undone = operation;
-      if (operation.kind == Operation::kPermute) {
+      const TensorOperation& operation = forward.operations[o];
+      TensorOperation undone = operation;
+      if (operation.kind == TensorOperation::kPermute) {
         for (size_t d = 0; d < operation.dims.size(); ++d) {
           undone.dims[operation.dims[d]] = static_cast<int64_t>(d);
         }
-      } else if (operation.kind == Operation::kCast) {
+      } else if (operation.kind == TensorOperation::kCast) {
         undone.from = operation.to;
         undone.to = *dtype_before(i, o);
         if (!is_lossless(undone.to, operation.to)) {
@@ -304,7 +304,7 @@ class Reversal {
       const Version& version = versions_[v];
       if (version.made_by != kNone) continue;
       if (is_root(version)) {
-        Step& write = add(Step::kMove, place(version));
+        ProgramStep& write = add(ProgramStep::kMove, place(version));
         write.left = {temporary(v, write.at)};
         write.right = {{version.name, 0, write.at}};
       } else if (version.dropped_by != kNone) {

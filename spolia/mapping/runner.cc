@@ -18,7 +18,7 @@ std::string described(const Variable& variable, const Assembly& tensor) {
 }
 
 /// The elements of a tensor finer than a byte cannot be told apart.
-void require_addressable(const Assembly& tensor, const Variable& variable, const Step& step) {
+void require_addressable(const Assembly& tensor, const Variable& variable, const ProgramStep& step) {
   if (tensor.sub_byte()) {
     fail_at(step.at, "{} is {}, whose elements are finer than a byte: it can be renamed, and nothing else",
             quote(variable.name), name_of(tensor.dtype));
@@ -50,17 +50,17 @@ std::optional<size_t> Runner::find_source(std::string_view name) const {
   return found ? std::optional(sources_.size() + *found) : std::nullopt;
 }
 
-void Runner::step(const Step& step) {
+void Runner::step(const ProgramStep& step) {
   switch (step.kind) {
-    case Step::kMove:
+    case ProgramStep::kMove:
       return move(step);
-    case Step::kConcat:
+    case ProgramStep::kConcat:
       return write(step.right[0], concatenated(step), step);
-    case Step::kSplit:
+    case ProgramStep::kSplit:
       return split(step);
-    case Step::kDrop:
+    case ProgramStep::kDrop:
       return drop(step);
-    case Step::kNew:
+    case ProgramStep::kNew:
       return make_new(step);
   }
 }
@@ -96,7 +96,7 @@ AssemblyPtr Runner::read(const Variable& variable) {
   return here.tensor;
 }
 
-void Runner::write(const Variable& variable, AssemblyPtr tensor, const Step& step) {
+void Runner::write(const Variable& variable, AssemblyPtr tensor, const ProgramStep& step) {
   if (variable.temporary != 0) {
     temporaries_[variable.temporary] = std::move(tensor);
     return;
@@ -116,7 +116,7 @@ void Runner::write(const Variable& variable, AssemblyPtr tensor, const Step& ste
   here.at = step.at;
 }
 
-void Runner::move(const Step& step) {
+void Runner::move(const ProgramStep& step) {
   const Variable &from = step.left[0], &to = step.right[0];
   const Outcome* before = from.temporary == 0 ? find(from.name) : nullptr;
   const bool was_consumed = before != nullptr && before->consumed;
@@ -129,16 +129,17 @@ void Runner::move(const Step& step) {
     if (!here.written) here.at = step.at;
     return;
   }
-  for (const Operation& operation : step.operations) tensor = operated(operation, tensor, step);
+  for (const TensorOperation& operation : step.operations) tensor = operated(operation, tensor, step);
   write(to, std::move(tensor), step);
 }
 
-AssemblyPtr Runner::operated(const Operation& operation, const AssemblyPtr& tensor, const Step& step) {
+AssemblyPtr Runner::operated(const TensorOperation& operation, const AssemblyPtr& tensor,
+                             const ProgramStep& step) {
   const Variable& from = step.left[0];
   const size_t ndim = tensor->shape.size();
   require_addressable(*tensor, from, step);
   switch (operation.kind) {
-    case Operation::kPermute: {
+    case TensorOperation::kPermute: {
       Dims permute = operation.dims;
       if (permute.empty()) {
         for (size_t d = ndim; d-- > 0;) permute.push_back(static_cast<int64_t>(d));
@@ -149,7 +150,7 @@ AssemblyPtr Runner::operated(const Operation& operation, const AssemblyPtr& tens
       }
       return permuted(*tensor, permute, budget_);
     }
-    case Operation::kCast: {
+    case TensorOperation::kCast: {
       if (operation.from && *operation.from != tensor->dtype) {
         fail_at(step.at, "{} is {}, and not src_dtype='{}'", quote(from.name), name_of(tensor->dtype),
                 name_of(*operation.from));
@@ -165,7 +166,7 @@ AssemblyPtr Runner::operated(const Operation& operation, const AssemblyPtr& tens
       }
       return cast_to(*tensor, operation.to, budget_);
     }
-    case Operation::kReshape: {
+    case TensorOperation::kReshape: {
       const Dims flat = flat_shape(operation.dims);
       if (tensor->shape != operation.dims && tensor->shape != flat) {
         fail_at(step.at, "reshape={} is between the shapes {} and {}, and {} has neither",
@@ -178,7 +179,7 @@ AssemblyPtr Runner::operated(const Operation& operation, const AssemblyPtr& tens
   return tensor;
 }
 
-size_t Runner::axis_of(const Step& step, const Variable& variable, const Assembly& tensor) const {
+size_t Runner::axis_of(const ProgramStep& step, const Variable& variable, const Assembly& tensor) const {
   const int64_t ndim = std::ssize(tensor.shape);
   const int64_t axis = step.axis < 0 ? step.axis + ndim : step.axis;
   if (axis < 0 || axis >= ndim) {
@@ -188,7 +189,7 @@ size_t Runner::axis_of(const Step& step, const Variable& variable, const Assembl
   return static_cast<size_t>(axis);
 }
 
-AssemblyPtr Runner::concatenated(const Step& step) {
+AssemblyPtr Runner::concatenated(const ProgramStep& step) {
   std::vector<AssemblyPtr> parts;
   for (const Variable& part : step.left) parts.push_back(read(part));
   const Assembly& first = *parts[0];
@@ -232,7 +233,7 @@ AssemblyPtr Runner::concatenated(const Step& step) {
   return concat_assemblies(parts, axis, budget_);
 }
 
-void Runner::split(const Step& step) {
+void Runner::split(const ProgramStep& step) {
   const AssemblyPtr tensor = read(step.left[0]);
   require_addressable(*tensor, step.left[0], step);
   const size_t axis = axis_of(step, step.left[0], *tensor);
@@ -257,7 +258,7 @@ void Runner::split(const Step& step) {
   for (size_t i = 0; i < made.size(); ++i) write(step.right[i], std::move(made[i]), step);
 }
 
-void Runner::drop(const Step& step) {
+void Runner::drop(const ProgramStep& step) {
   const Variable& variable = step.left[0];
   if (find(variable.name) == nullptr && !find_source(variable.name)) {
     // Looking for near names takes long: once is enough.
@@ -272,7 +273,7 @@ void Runner::drop(const Step& step) {
   here.at = step.at;
 }
 
-void Runner::make_new(const Step& step) {
+void Runner::make_new(const ProgramStep& step) {
   Outcome& here = outcome(step.right[0].name);
   here.kind = Outcome::kNew;
   here.made_new = &step;

@@ -21,12 +21,12 @@ struct Outcome {
   enum Kind : uint8_t { kTensor, kDropped, kNew };
   Kind kind = kTensor;
   std::string name;
-  AssemblyPtr tensor;              // kTensor
-  const Step* made_new = nullptr;  // kNew: the step, in the program
-  bool written = false;            // by a step; else it is the source of that name
-  bool kept = false;               // A -> A says that A stays, whatever else reads it
-  bool consumed = false;           // a step has read it since
-  Position at;                     // of the step that wrote or dropped it
+  AssemblyPtr tensor;                     // kTensor
+  const ProgramStep* made_new = nullptr;  // kNew: the step, in the program
+  bool written = false;                   // by a step; else it is the source of that name
+  bool kept = false;                      // A -> A says that A stays, whatever else reads it
+  bool consumed = false;                  // a step has read it since
+  Position at;                            // of the step that wrote or dropped it
 
   bool is_output() const { return kind != kDropped && (written || kept) && (!consumed || kept); }
 };
@@ -58,18 +58,18 @@ class Runner {
   std::optional<size_t> find_source(std::string_view name) const;
 
  private:
-  void step(const Step& step);
+  void step(const ProgramStep& step);
   AssemblyPtr read(const Variable& variable);
-  void write(const Variable& variable, AssemblyPtr tensor, const Step& step);
+  void write(const Variable& variable, AssemblyPtr tensor, const ProgramStep& step);
   Outcome& outcome(const std::string& name);
 
-  void move(const Step& step);
-  AssemblyPtr operated(const Operation& operation, const AssemblyPtr& tensor, const Step& step);
-  AssemblyPtr concatenated(const Step& step);
-  void split(const Step& step);
-  void drop(const Step& step);
-  void make_new(const Step& step);
-  size_t axis_of(const Step& step, const Variable& variable, const Assembly& tensor) const;
+  void move(const ProgramStep& step);
+  AssemblyPtr operated(const TensorOperation& operation, const AssemblyPtr& tensor, const ProgramStep& step);
+  AssemblyPtr concatenated(const ProgramStep& step);
+  void split(const ProgramStep& step);
+  void drop(const ProgramStep& step);
+  void make_new(const ProgramStep& step);
+  size_t axis_of(const ProgramStep& step, const Variable& variable, const Assembly& tensor) const;
   std::string suggestion(std::string_view name) const;
 
   std::span<const TensorDescription> sources_, more_;

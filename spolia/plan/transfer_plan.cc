@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "spolia/base/checked.h"
+#include "spolia/base/inline_vector.h"
 #include "spolia/base/text.h"
 #include "spolia/layout/coverage.h"
 #include "spolia/state/tiling.h"
@@ -22,6 +23,24 @@ Region region_of(const RegionCopy& copy, const TensorEntry& from) {
   return copy.region != nullptr ? *copy.region : Region{whole_box(from), whole_box(from), {}};
 }
 
+/// Whether every dim of the target is a dim of the source, each of one at most and of its size, and whatever
+/// is a dim of one side alone has size 1.
+bool have_same_sizes(const Region& region) {
+  const Box &source = region.source, &target = region.target;
+  const size_t dims = region.permute.empty() ? source.ndim() : region.permute.size();
+  if (dims != target.ndim() && target.ndim() > 0) return false;
+  Dims left = source.sizes;  // sizes of the source's dims that are no dims of the target so far
+  InlineVector<bool, 5> taken(source.ndim(), false);
+  for (size_t d = 0; d < target.ndim(); ++d) {
+    const int64_t from = source_dim(region, d);
+    if (from < -1 || from >= std::ssize(left)) return false;
+    if (from >= 0 && std::exchange(taken[static_cast<size_t>(from)], true)) return false;
+    const int64_t size = from < 0 ? 1 : std::exchange(left[static_cast<size_t>(from)], 1);
+    if (size != target.sizes[d]) return false;
+  }
+  return std::ranges::all_of(left, [](int64_t size) { return size == 1; });
+}
+
 void check_region(const Region& region, const TensorEntry& from, const TensorEntry& to) {
   const Dims from_shape = addressable_shape(from.dtype, from.shape);
   const Box &source = region.source, &target = region.target;
@@ -29,12 +48,7 @@ void check_region(const Region& region, const TensorEntry& from, const TensorEnt
     throw InvalidArgumentError("the box {} lies outside of tensor {} of shape {}", box_text(source),
                                quote(from.name), list_text(from_shape));
   }
-  bool same_sizes =
-      source.ndim() == target.ndim() && (region.permute.empty() || region.permute.size() == target.ndim());
-  for (size_t d = 0; same_sizes && d < target.ndim(); ++d) {
-    size_t from_dim = region.permute.empty() ? d : static_cast<size_t>(region.permute[d]);
-    same_sizes = from_dim < source.ndim() && source.sizes[from_dim] == target.sizes[d];
-  }
+  const bool same_sizes = have_same_sizes(region);
   if (!same_sizes) {
     throw InvalidArgumentError(
         "the box {} of tensor {} cannot become the box {} of tensor {}: their sizes differ", box_text(source),
@@ -70,26 +84,24 @@ void check_covered(const Catalog& source, const Catalog& target, const TransferP
 
 /// The target's dim along which the source of its first copy runs fastest.
 size_t fastest_dim(const TransferPlan& plan, size_t target, size_t ndim) {
-  for (const RegionCopy& copy : plan.copies_of(target)) {
-    if (copy.fastest_dim >= 0) return static_cast<size_t>(copy.fastest_dim);
-    const Dims permute = copy.region != nullptr ? copy.region->permute : Dims();
-    for (size_t d = 0; d < permute.size(); ++d) {
-      if (permute[d] + 1 == std::ssize(permute)) return d;
-    }
-    break;
-  }
-  return ndim - 1;
+  if (plan.copies_of(target).empty()) return ndim - 1;
+  const RegionCopy& copy = plan.copies_of(target).front();
+  if (copy.fastest_dim >= 0) return static_cast<size_t>(copy.fastest_dim);
+  if (copy.region == nullptr || copy.region->permute.empty()) return ndim - 1;
+  const Dims& permute = copy.region->permute;
+  return static_cast<size_t>(std::ranges::max_element(permute) - permute.begin());
 }
 
-std::vector<Box> cut(const Box& all, size_t fastest, int64_t elements, bool row_major) {
-  const bool across = !row_major && fastest + 1 < all.ndim() && all.numel() > elements;
-  return across ? split_in_blocks(all, fastest, elements) : split_row_major(all, elements);
+/// Whether a tensor's tiles are to be blocks, as long in the dim `fastest` as in the last.
+bool lies_across(const Box& all, size_t fastest, bool row_major) {
+  return !row_major && fastest + 1 < all.ndim();
 }
 
 /// Appends the tiles' parts, tensor by tensor. A tensor that must be cut has its tiles to itself; small ones
 /// share.
-void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const size_t> order,
-                    bool row_major) {
+void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const size_t> order, bool row_major,
+                    int64_t block_bytes) {
+  const int64_t tile_bytes = plan.tile_bytes;
   int64_t used = 0;  // bytes of the tile being filled
   auto close_tile = [&] {
     if (used > 0) plan.first_part.push_back(plan.parts.size());
@@ -97,7 +109,7 @@ void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const s
   };
   plan.first_part.push_back(0);
   auto add_part = [&](TilePart part, int64_t bytes) {
-    if (used + bytes > plan.tile_bytes) close_tile();
+    if (used + bytes > tile_bytes) close_tile();
     plan.parts.push_back(part);
     used += bytes;
   };
@@ -106,12 +118,17 @@ void cut_into_tiles(TransferPlan& plan, const Catalog& target, std::span<const s
     const int64_t width = element_bytes(tensor.dtype);
     const Box all = whole_box(tensor);
     if (all.empty()) continue;
-    if (all.numel() <= plan.tile_bytes / width) {
+    if (all.numel() <= tile_bytes / width) {
       add_part({.target = t}, all.numel() * width);
       continue;
     }
     close_tile();
-    for (Box& box : cut(all, fastest_dim(plan, t, all.ndim()), plan.tile_bytes / width, row_major)) {
+    const size_t fastest = fastest_dim(plan, t, all.ndim());
+    const bool across = lies_across(all, fastest, row_major);
+    const int64_t most = (across ? block_bytes : tile_bytes) / width;
+    if (across) plan.tile_bytes = std::max(plan.tile_bytes, std::min(block_bytes, all.numel() * width));
+    for (Box& box :
+         across&& all.numel() > most ? split_in_blocks(all, fastest, most) : split_row_major(all, most)) {
       const int64_t bytes = box.numel() * width;
       plan.boxes.push_back(std::move(box));
       add_part({t, plan.boxes.size() - 1}, bytes);
@@ -130,10 +147,20 @@ std::vector<std::string> files_of(const TensorEntry& tensor, const Catalog& targ
   return files;
 }
 
+/// The sources of a target, each once, in the order in which its copies first name them.
+std::vector<size_t> sources_of(const TransferPlan& plan, size_t target) {
+  std::vector<size_t> sources;
+  std::set<size_t> seen;
+  for (const RegionCopy& copy : plan.copies_of(target)) {
+    if (seen.insert(copy.source).second) sources.push_back(copy.source);
+  }
+  return sources;
+}
+
 std::string made_of(const TransferPlan& plan, const Catalog& source, const Catalog& target, size_t t) {
   std::string text;
-  for (const RegionCopy& copy : plan.copies_of(t)) {
-    const TensorEntry& from = source.tensors[copy.source];
+  for (size_t s : sources_of(plan, t)) {
+    const TensorEntry& from = source.tensors[s];
     text += fmt::format("{}{} ({} chunk{})", text.empty() ? "" : " + ", printable(from.name), from.chunks(),
                         from.chunks() == 1 ? "" : "s");
     if (from.dtype != target.tensors[t].dtype) text += fmt::format(" cast from {}", name_of(from.dtype));
@@ -164,8 +191,11 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   // Three quarters of a thread's share are for its tile and its scratch, the rest is for decoders.
   constexpr int64_t kDecoderBytes = int64_t{3}
                                     << 20;  // the window and buffers of a frame by zstd's default level
-  const int64_t share = options.memory / static_cast<int64_t>(plan.threads);
-  plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, share / 8 * 3 / 4096 * 4096);
+  const int64_t share = options.memory / static_cast<int64_t>(plan.threads),
+                room = share / 8 * 3 / 4096 * 4096;
+  plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, room);
+  // Blocks make runs of a few kibibytes on both sides, each a write of its own, unless they are larger.
+  const int64_t block_bytes = std::min(4 * options.largest_tile, room);
   plan.decoders = static_cast<size_t>(std::max<int64_t>(1, share / 4 / kDecoderBytes));
 
   if (!std::ranges::is_sorted(copies, {}, &RegionCopy::target)) {  // sorting takes as much memory again
@@ -183,7 +213,7 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   for (size_t t = 0; t < target.tensors.size(); ++t) plan.first_copy[t + 1] += plan.first_copy[t];
   check_covered(source, target, plan);
 
-  cut_into_tiles(plan, target, order, options.row_major);
+  cut_into_tiles(plan, target, order, options.row_major, block_bytes);
   plan.cost.tensors = static_cast<int64_t>(order.size());
   for (size_t t : order) plan.cost.bytes_written += target.tensors[t].bytes();
   plan.cost.buffer_bytes = (plan.tile_bytes + plan.scratch_bytes) * static_cast<int64_t>(plan.threads);
@@ -210,7 +240,7 @@ nlohmann::ordered_json plan_json(const TransferPlan& plan, const Catalog& source
   for (size_t t = 0; t < target.tensors.size(); ++t) {
     const TensorEntry& tensor = target.tensors[t];
     nlohmann::ordered_json from = nlohmann::ordered_json::array();
-    for (const RegionCopy& copy : plan.copies_of(t)) from.push_back(source.tensors[copy.source].name);
+    for (size_t s : sources_of(plan, t)) from.push_back(source.tensors[s].name);
     nlohmann::ordered_json entry = {{"dtype", name_of(tensor.dtype)},
                                     {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
                                     {"chunks", tensor.chunks()},

@@ -130,6 +130,31 @@ TEST(TransferPlan, RefusesWhatDoesNotFit) {
             std::string::npos);
 }
 
+TEST(TransferPlan, DimsOfOneSideAloneHaveSizeOne) {
+  const Catalog source = catalog_of({tensor_of("a", DType::kFloat32, {4, 6, 5})}),
+                target = catalog_of({tensor_of("b", DType::kFloat32, {1, 5, 4})});
+  auto planned = [&](const Region& region) {
+    const size_t order[] = {0};
+    try {
+      plan_transfer(source, target, {copy_region(0, 0, region)}, order, {kLeastMemory, 1});
+    } catch (const InvalidArgumentError& error) {
+      EXPECT_NE(std::string(error.what()).find("sizes differ"), std::string::npos) << error.what();
+      return false;
+    }
+    return true;
+  };
+  const Box all = whole(Dims{1, 5, 4}), slice{{0, 3, 0}, {4, 1, 5}};
+  EXPECT_TRUE(planned({slice, all, {-1, 2, 0}}));
+  EXPECT_TRUE(planned({slice, all, {1, 2, 0}}));
+  EXPECT_FALSE(planned({slice, all, {-1, 0, 2}}));   // 4 are not 5
+  EXPECT_FALSE(planned({slice, all, {-1, 2, -1}}));  // nothing becomes the last dim
+  EXPECT_FALSE(planned({slice, all, {2, 2, 0}}));    // one dim twice
+  EXPECT_FALSE(planned({slice, all, {-2, 2, 0}}));   // there is none such
+  EXPECT_FALSE(planned({slice, all, {3, 2, 0}}));
+  EXPECT_FALSE(planned({slice, all, {2, 0}}));                          // not one for each
+  EXPECT_FALSE(planned({Box{{0, 3, 0}, {4, 2, 5}}, all, {-1, 2, 0}}));  // two rows that become nothing
+}
+
 TEST(TransferPlan, RefusesSourceWithAGap) {
   TensorEntry tensor = tensor_of("a", DType::kFloat32, {4, 6});
   tensor.boxes = BoxList(2);
