@@ -48,7 +48,7 @@ def include_fault(root, path, name):
     target = name[1:-1]
     if name.startswith("<"):
         return "include the project's files in quotes" if target.startswith("spolia/") else None
-    if path.startswith("examples/") and (root / path).with_name(target).is_file():
+    if Path(path).parts[0] == "examples" and ((root / path).parent / target).is_file():
         return None  # an example is a project of its own
     if not (root / target).is_file() or ".." in Path(target).parts:
         return f"{name} is not a path from the root to a file of the project; other headers take <>"
