@@ -36,6 +36,7 @@ void add_verify_command(CLI::App& app, Context& context);
 void add_diff_command(CLI::App& app, Context& context);
 void add_convert_command(CLI::App& app, Context& context);
 void add_map_command(CLI::App& app, Context& context);
+void add_stream_command(CLI::App& app, Context& context);
 
 std::unique_ptr<Source> open(const std::string& path);
 

@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
   spolia::cli::add_diff_command(app, context);
   spolia::cli::add_convert_command(app, context);
   spolia::cli::add_map_command(app, context);
+  spolia::cli::add_stream_command(app, context);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
