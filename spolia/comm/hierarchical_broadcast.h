@@ -44,6 +44,9 @@ class HierarchicalBroadcast {
   /// Starts what can be started by now. For whoever computes between add() and wait_all().
   void progress();
 
+  /// The buffers that have not gone their whole way yet: the last that were added. 0 after a failure, too.
+  int64_t in_flight() const { return static_cast<int64_t>(relays_.size()); }
+
   /// Returns when all have landed. Throws the first failure there was, also in add() and progress(); after
   /// that, and at every later wait, nothing is sent any more.
   void wait_all();
