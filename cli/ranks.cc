@@ -18,8 +18,9 @@ MpiJob& mpi_job() {
 }  // namespace
 
 void add_ranks_option(CLI::App& verb, std::optional<int>& ranks) {
-  verb.add_option("--ranks", ranks,
-                  "on so many ranks, which are threads; under mpirun each process is one, without this option")
+  verb.add_option(
+          "--ranks", ranks,
+          "on so many ranks, which are threads; under mpirun each process is one, without this option")
       ->check(CLI::Range(1, 1024))
       ->type_name("N");
 }

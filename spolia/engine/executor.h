@@ -23,9 +23,9 @@ class TileSink {
   /// bytes are the sink's to change until it returns. Called from several threads at once, with different
   /// tiles; `worker` < plan.threads tells which one it is. What it throws ends the execution.
   virtual void put(size_t worker, std::span<const TileRegion> regions, std::span<std::byte> bytes) = 0;
-  /// The memory in which the elements of a tile's regions belong, one after the other as they would lie in its
-  /// buffer: they are then read straight into it, and put() is called with it. Nothing where there is none
-  /// such.
+  /// The memory in which the elements of a tile's regions belong, one after the other as they would lie in
+  /// its buffer: they are then read straight into it, and put() is called with it. Nothing where there is
+  /// none such.
   virtual std::optional<std::span<std::byte>> memory_of(std::span<const TileRegion> /*regions*/) {
     return std::nullopt;
   }

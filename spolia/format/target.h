@@ -102,10 +102,10 @@ class Target {
     return {};
   }
 
-  /// Writes whatever else belongs there: values, indices, and last of all the file without which the folder is
-  /// no checkpoint. `finished`: what finish_file() said of all files of all writers, in any order. `first`:
-  /// the catalog's first file, open; nullptr where it has none. `folder`: where further files are made.
-  /// Returns the names of all values that the format cannot hold, which are left out.
+  /// Writes whatever else belongs there: values, indices, and last of all the file without which the folder
+  /// is no checkpoint. `finished`: what finish_file() said of all files of all writers, in any order.
+  /// `first`: the catalog's first file, open; nullptr where it has none. `folder`: where further files are
+  /// made. Returns the names of all values that the format cannot hold, which are left out.
   virtual std::vector<std::string> finish(const Source& source, std::span<const std::string> finished,
                                           OutputFile* first, OutputFolder& folder) const = 0;
 

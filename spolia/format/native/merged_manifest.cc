@@ -25,14 +25,15 @@ class Merger {
     Manifest& all = merged_.manifest;
     if (number == 0) all.block_bytes = from.block_bytes;
     if (from.block_bytes != all.block_bytes) {
-      throw CorruptError("{} has checksums of blocks of {} bytes, {} of {}", quote(names_[0]), all.block_bytes,
-                         quote(names_[number]), from.block_bytes);
+      throw CorruptError("{} has checksums of blocks of {} bytes, {} of {}", quote(names_[0]),
+                         all.block_bytes, quote(names_[number]), from.block_bytes);
     }
     std::vector<uint32_t> numbers;
     for (const Manifest::Tensor& tensor : from.tensors) numbers.push_back(number_of(tensor, from, number));
     for (const Manifest::Part& part : from.parts) {
       if (!writers_.insert(part.writer).second) {
-        throw CorruptError("{}: another manifest has a part of writer {} too", quote(names_[number]), part.writer);
+        throw CorruptError("{}: another manifest has a part of writer {} too", quote(names_[number]),
+                           part.writer);
       }
       take_file(part.file.name, number);
       all.parts.push_back(part);
@@ -122,11 +123,13 @@ class Merger {
 std::string own_manifest_name(uint32_t writer) { return fmt::format("{}{:05}{}", kPrefix, writer, kSuffix); }
 
 bool is_own_manifest_name(std::string_view name) {
-  return name.starts_with(kPrefix) && name.ends_with(kSuffix) && name.size() > kPrefix.size() + kSuffix.size() &&
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix) &&
+         name.size() > kPrefix.size() + kSuffix.size() &&
          is_number(name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size()));
 }
 
-MergedManifest merge_manifests(const std::vector<Manifest>& manifests, const std::vector<std::string>& names) {
+MergedManifest merge_manifests(const std::vector<Manifest>& manifests,
+                               const std::vector<std::string>& names) {
   Merger merger(names);
   for (size_t m = 0; m < manifests.size(); ++m) merger.add(manifests[m], m);
   return merger.finish();

@@ -78,8 +78,8 @@ MergedManifest open_manifest(const Store& store, const path& folder) {
         quote(folder.string()), kSpoliaManifest);
   }
   MergedManifest merged = merge_manifests(manifests, names);
-  merged.notes.push_back(fmt::format("put together from the manifests of {} ranks that saved without each other",
-                                     manifests.size()));
+  merged.notes.push_back(fmt::format(
+      "put together from the manifests of {} ranks that saved without each other", manifests.size()));
   return merged;
 }
 

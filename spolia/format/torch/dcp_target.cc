@@ -105,8 +105,8 @@ class DcpTarget final : public Target {
   }
 
  private:
-  /// Names the files of writers that have something, and makes the extents' writers files. That of the one that
-  /// writes values, where it is there, is the first.
+  /// Names the files of writers that have something, and makes the extents' writers files. That of the one
+  /// that writes values, where it is there, is the first.
   void name_files(size_t writers, size_t of_values) {
     if (writers == 0) throw InvalidArgumentError("a checkpoint needs a writer");
     std::vector<bool> has_something(writers);
