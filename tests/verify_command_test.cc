@@ -20,8 +20,9 @@ class VerifySpolia : public testing::Test {
     std::string bytes = lay_out_safetensors(specs).header;
     for (int64_t i = 0; i < 3 * kMiB + 32; ++i) bytes += static_cast<char>(i % 251);
     write_file(temp_.path() / "source.safetensors", bytes);
-    const Outcome outcome = spolia({"convert", temp_.path() / "source.safetensors", folder_, "--to", "spolia",
-                                    "--layout", "mesh = 2; small: [shard(0)]", "--no-sync"});
+    const Outcome outcome =
+        spolia({"convert", temp_.path() / "source.safetensors", folder_, "--to", "spolia", "--layout",
+                "mesh = 2; small: [shard(0)]; large: [replicate] over 1", "--no-sync"});
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     const Json chunks = json_of({"inspect", "--json", "--chunks", folder_})["tensors"]["large"]["chunk_list"];
     EXPECT_EQ(chunks.size(), 1u);
