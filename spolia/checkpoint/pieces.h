@@ -2,6 +2,7 @@
 //
 // A rank that saves or loads moves some boxes of each tensor and does not see the rest. So its catalogs list
 // those boxes as whole tensors, and plans prove of them what they prove of any: that each is filled exactly.
+// Pieces of one tensor have its name, so that nothing can be found by name in such a catalog.
 #pragma once
 
 #include <cstddef>
