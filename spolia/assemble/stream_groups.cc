@@ -84,24 +84,6 @@ StreamGrid grid_of(const std::map<int64_t, std::string>& ties) {
   return grid;
 }
 
-struct Failure {
-  ErrorKind kind = ErrorKind::kPeerFailed;
-  int suffered = 0;
-  std::string message;
-};
-
-Failure failure_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return {known.kind(), suffering(error), known.what()};
-  } catch (const std::bad_alloc&) {
-    return {ErrorKind::kIo, 0, "not enough memory"};
-  } catch (...) {
-    return {ErrorKind::kPeerFailed, 0, text_of(error)};
-  }
-}
-
 }  // namespace
 
 StreamGroups::StreamGroups(Group& all) : row_(&all) {
@@ -154,7 +136,7 @@ StreamGroups::Verdict StreamGroups::settle(std::string_view step, bool ended,
     own.number(failure ? kFailed : ended ? kEnded : 0);
     const Failure why = failure ? failure_of(failure) : Failure();
     own.number(static_cast<int64_t>(why.kind));
-    own.number(why.suffered);
+    own.number(why.suffering);
     own.text(std::string_view(why.message).substr(0, size_t{16} << 10));
     said = gather(own.take());
   } catch (...) {
@@ -171,7 +153,7 @@ StreamGroups::Verdict StreamGroups::settle(std::string_view step, bool ended,
     if (how == kEnded && !verdict.ended) verdict = {true, grid_.rank_of(seat)};
     if (how != kFailed) continue;
     ++failed;
-    if (chosen && chosen->suffered <= why.suffered) continue;
+    if (chosen && chosen->suffering <= why.suffering) continue;
     chosen = std::move(why);
     by = grid_.rank_of(seat);
   }

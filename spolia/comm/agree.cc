@@ -16,27 +16,8 @@
 namespace spolia {
 namespace {
 
-/// What a rank's body threw, as it travels. A rank that returned sends an empty text.
-struct Failure {
-  ErrorKind kind = ErrorKind::kPeerFailed;
-  int suffering = 0;  // how much it is another rank's doing
-  std::string message;
-};
-
 /// Longer messages are cut: every rank holds those of all.
 constexpr size_t kMessageBytes = size_t{16} << 10;
-
-Failure failure_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return {known.kind(), suffering(error), known.what()};
-  } catch (const std::bad_alloc&) {
-    return {ErrorKind::kIo, 0, "not enough memory"};
-  } catch (...) {
-    return {ErrorKind::kPeerFailed, 0, text_of(error)};
-  }
-}
 
 std::string encode(const Failure& failure) {
   std::string text = {static_cast<char>(failure.kind), static_cast<char>(failure.suffering)};
@@ -97,6 +78,18 @@ int suffering(const std::exception_ptr& error) {
     return known.kind() == ErrorKind::kPeerFailed ? 2 : known.kind() == ErrorKind::kTimeout;
   } catch (...) {
     return 0;
+  }
+}
+
+Failure failure_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return {known.kind(), suffering(error), known.what()};
+  } catch (const std::bad_alloc&) {
+    return {ErrorKind::kIo, 0, "not enough memory"};
+  } catch (...) {
+    return {ErrorKind::kPeerFailed, 0, text_of(error)};
   }
 }
 

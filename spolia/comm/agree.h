@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "spolia/base/error.h"
 #include "spolia/comm/group.h"
 
 namespace spolia {
@@ -33,5 +34,15 @@ std::string text_of(const std::exception_ptr& error);
 /// How much an error is another rank's doing: 2 for a PeerFailedError, 1 for a TimeoutError, 0 for all else.
 /// Of several ranks' errors the one with the least is told. Precondition: there is one.
 int suffering(const std::exception_ptr& error);
+
+/// What a rank threw, as it is told to the others: std::bad_alloc as an IoError, what is no Error as a
+/// PeerFailedError.
+struct Failure {
+  ErrorKind kind = ErrorKind::kPeerFailed;
+  int suffering = 0;
+  std::string message;
+};
+/// Precondition: there is one.
+Failure failure_of(const std::exception_ptr& error);
 
 }  // namespace spolia
