@@ -13,11 +13,27 @@ namespace {
 template <class Real>
 void step_in(const AdamWFactors& factors, int64_t count, const AdamWTensors& t) {
   const bool mastered = t.master.data != nullptr;
-  const std::array runs{read_run(t.gradient),  mastered ? update_run(t.master) : update_run(t.parameter),
+  const View& leading = mastered ? t.master : t.parameter;
+  const auto& kernel = kernels<Real>().adamw;
+  constexpr DType kComputed = sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
+  auto narrow = [](const ConstView& view) { return view.dtype != kComputed; };
+  // One loop reads and writes what is of the computing type or, in its place, of bfloat16.
+  auto direct = [&](const ConstView& view) {
+    return !view.data || (sizeof(Real) == 4 && view.dtype == DType::kBFloat16) ||
+           (view.dtype == kComputed && reinterpret_cast<uintptr_t>(view.data) % sizeof(Real) == 0);
+  };
+  auto like_mean = [&](const View& view) { return !view.data || view.dtype == t.mean.dtype; };
+  if (direct(t.gradient) && direct(leading) && direct(t.mean) && direct(t.square) && direct(t.maximum) &&
+      like_mean(t.square) && like_mean(t.maximum) && (!mastered || t.parameter.dtype == DType::kBFloat16)) {
+    return kernel[narrow(t.gradient)][narrow(leading)][narrow(t.mean)](
+        count, factors, t.gradient.data, leading.data, t.mean.data, t.square.data, t.maximum.data,
+        mastered ? t.parameter.data : nullptr);
+  }
+  const std::array runs{read_run(t.gradient),  update_run(leading),
                         update_run(t.mean),    update_run(t.square),
                         update_run(t.maximum), mastered ? write_run(t.parameter) : ElementRun{}};
   for_each_block<Real>(count, runs, [&](const std::array<Real*, 6>& p, int64_t n) {
-    kernels<Real>().adamw(n, factors, p[0], p[1], p[2], p[3], p[4]);
+    kernel[0][0][0](n, factors, p[0], p[1], p[2], p[3], p[4], nullptr);
     if (p[5]) std::copy_n(p[1], n, p[5]);
   });
 }

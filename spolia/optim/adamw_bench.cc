@@ -76,7 +76,7 @@ void bench_adamw(benchmark::State& state) {
   state.SetLabel(std::string(name_of(own)) + ", state " + std::string(name_of(kept)));
 }
 
-constexpr int64_t kF32 = static_cast<int64_t>(DType::kFloat32),
+constexpr int64_t kF32 = static_cast<int64_t>(DType::kFloat32), kF16 = static_cast<int64_t>(DType::kFloat16),
                   kBF16 = static_cast<int64_t>(DType::kBFloat16);
 BENCHMARK(bench_triad);
 BENCHMARK(bench_adamw)
@@ -87,7 +87,9 @@ BENCHMARK(bench_adamw)
     ->Args({kBF16, kF32, 0, 0, 1 << 14})
     ->Args({kBF16, kBF16, 0, 0, 1 << 14})
     ->Args({kBF16, kF32, 0, 1, kElements})
-    ->Args({kBF16, kBF16, 0, 0, kElements});
+    ->Args({kBF16, kBF16, 0, 0, kElements})
+    ->Args({kF16, kF32, 0, 1, kElements})
+    ->Args({kF16, kF16, 0, 0, kElements});
 BENCHMARK(bench_triad)->Name("bench_triad_again");
 
 }  // namespace

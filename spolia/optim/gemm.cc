@@ -1,5 +1,6 @@
 #include "spolia/optim/gemm.h"
 
+#include <algorithm>
 #include <array>
 #include <dnnl.hpp>
 #include <map>
@@ -10,8 +11,10 @@
 #include <cpuid.h>
 #endif
 
+#include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/device/buffer.h"
+#include "spolia/optim/bfloat16_products.h"
 #include "spolia/tensor/cast.h"
 
 // oneDNN of Debian runs on GNU's OpenMP, whose number of threads belongs to the calling thread. Declared here
@@ -71,30 +74,39 @@ void multiply_plainly(int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, d
 }
 
 struct Product {  // what a prepared kernel depends on
-  DType in, out;
+  DType in;
   int64_t m, n, k, a_stride, b_stride, c_stride;
   bool a_transposed, b_transposed;
   friend auto operator<=>(const Product&, const Product&) = default;
 };
 
+#if defined(__x86_64__)
+struct Processor {
+  bool intel = false, bfloat16_dot_products = false, bfloat16_tiles = false;
+  Processor() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return;
+    intel = b == signature_INTEL_ebx && d == signature_INTEL_edx && c == signature_INTEL_ecx;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) bfloat16_dot_products = a >> 5 & 1;  // AVX512_BF16
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+      bfloat16_tiles = (d >> 22 & 1) && (d >> 24 & 1);  // AMX-BF16, AMX-TILE
+  }
+};
+#else
+struct Processor {
+  bool intel = false, bfloat16_dot_products = false, bfloat16_tiles = false;
+};
+#endif
+const Processor& processor() {
+  static const Processor found;
+  return found;
+}
+
 }  // namespace
 
 bool bfloat16_products_are_fast() {
-#if defined(__x86_64__)
-  static const bool fast = [] {
-    unsigned a, b, c, d;
-    if (!has_bfloat16_products() || !__get_cpuid(0, &a, &b, &c, &d)) return false;
-    const bool intel = b == signature_INTEL_ebx && d == signature_INTEL_edx && c == signature_INTEL_ecx;
-    unsigned dot_products = 0, e, f, g;
-    if (!__get_cpuid_count(7, 1, &dot_products, &e, &f, &g)) return false;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool amx = (d >> 22 & 1) && (d >> 24 & 1);    // AMX-BF16, AMX-TILE
-    return intel ? amx : (dot_products >> 5 & 1) != 0;  // AVX512_BF16
-  }();
-  return fast;
-#else
-  return false;
-#endif
+  return has_bfloat16_products() &&
+         (processor().intel ? processor().bfloat16_tiles : processor().bfloat16_dot_products);
 }
 
 struct Gemm::Library {
@@ -105,8 +117,9 @@ struct Gemm::Library {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::map<Product, Kernel> kernels;
-  Buffer scratch;
-  std::array<std::vector<float>, 3> widened;  // where the library cannot multiply bfloat16
+  Buffer scratch, panel;
+  std::array<std::vector<float>, 2> widened;  // where the library cannot multiply bfloat16
+  const BFloat16Products* own = nullptr;      // tiles, where there are, are the library's
 
   const Kernel& kernel(const Product& product) {
     auto found = kernels.find(product);
@@ -121,7 +134,7 @@ struct Gemm::Library {
     const Product& p = product;
     dnnl::memory::desc a({p.m, p.k}, type(p.in), strides(p.a_stride, p.a_transposed));
     dnnl::memory::desc b({p.k, p.n}, type(p.in), strides(p.b_stride, p.b_transposed));
-    dnnl::memory::desc c({p.m, p.n}, type(p.out), strides(p.c_stride, false));
+    dnnl::memory::desc c({p.m, p.n}, type(DType::kFloat32), strides(p.c_stride, false));
     dnnl::primitive_attr attributes;  // scratch memory of ours: the library's own belongs to a thread
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine);
@@ -153,48 +166,64 @@ struct Gemm::Library {
   }
 };
 
-Gemm::Gemm(int threads) : threads_(threads) {
+Gemm::Gemm(int threads, bool library_alone) : threads_(threads) {
   if (threads < 1) throw InvalidArgumentError("a matrix product takes one thread or more, not {}", threads);
   try {
     library_ = std::make_unique<Library>();
   } catch (const dnnl::error& error) {
     rethrow(error);
   }
+  if (threads > 1 || library_alone || processor().bfloat16_tiles) return;
+  library_->own = bfloat16_products();
+  if (library_->own) library_->panel = Buffer(kBFloat16PanelBytes);
 }
 Gemm::Gemm(Gemm&&) noexcept = default;
 Gemm& Gemm::operator=(Gemm&&) noexcept = default;
 Gemm::~Gemm() = default;
 
-void Gemm::multiply(DType in, DType out, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c,
-                    int64_t c_stride) {
-  const bool plain = in == DType::kFloat64 && out == in;
-  const bool narrow = in == DType::kBFloat16 && (out == in || out == DType::kFloat32);
-  if (!plain && !narrow && !(in == DType::kFloat32 && out == in))
-    throw UnsupportedError("no products of {} are computed in {}", name_of(in), name_of(out));
-  operations_ += 2 * m * n * k;
-  if (m == 0 || n == 0) return;
+/// Checks the dtype. Whether the product was a product for our own kernels, or none at all.
+bool Gemm::multiply_here(DType in, bool lower, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b,
+                         void* c, int64_t c_stride) {
+  if (in != DType::kFloat64 && in != DType::kFloat32 && in != DType::kBFloat16)
+    throw UnsupportedError("no products of {} are computed", name_of(in));
+  if (m == 0 || n == 0) return true;
   if (k == 0) throw InvalidArgumentError("a product of matrices without columns is asked for");
-  if (plain) return multiply_plainly(m, n, k, a, b, static_cast<double*>(c), c_stride);
+  if (in != DType::kBFloat16 || a.transposed || !library_->own) return false;
+  operations_ += lower ? n * (n + 1) * k : 2 * m * n * k;
+  library_->own->product(lower, m, n, k, a, b, static_cast<float*>(c), c_stride, library_->panel.data());
+  return true;
+}
 
+void Gemm::multiply(DType in, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c,
+                    int64_t c_stride) {
+  if (multiply_here(in, false, m, n, k, a, b, c, c_stride)) return;
+  operations_ += 2 * m * n * k;
+  if (in == DType::kFloat64) return multiply_plainly(m, n, k, a, b, static_cast<double*>(c), c_stride);
   ThreadLimit limit(threads_);
   try {
-    if (narrow && !has_bfloat16_products()) {
+    if (in == DType::kBFloat16 && !has_bfloat16_products()) {
       a = library_->widen(library_->widened[0], a, m, k);
       b = library_->widen(library_->widened[1], b, k, n);
-      std::vector<float>& result = library_->widened[2];
-      result.resize(static_cast<size_t>(m * n));
-      library_->multiply(
-          {DType::kFloat32, DType::kFloat32, m, n, k, a.stride, b.stride, n, a.transposed, b.transposed},
-          a.data, b.data, result.data());
-      const int64_t width = element_bytes(out);
-      cast_strided(std::array{m, n}, out, c, std::array{c_stride * width, width}, DType::kFloat32,
-                   result.data(), std::array{n * 4, int64_t{4}});
-      return;
+      in = DType::kFloat32;
     }
-    library_->multiply({in, out, m, n, k, a.stride, b.stride, c_stride, a.transposed, b.transposed}, a.data,
+    library_->multiply({in, m, n, k, a.stride, b.stride, c_stride, a.transposed, b.transposed}, a.data,
                        b.data, c);
   } catch (const dnnl::error& error) {
     rethrow(error);
+  }
+}
+
+void Gemm::multiply_lower(DType in, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c, int64_t c_stride) {
+  if (multiply_here(in, true, n, n, k, a, b, c, c_stride)) return;
+  // Block columns: the library knows no triangles.
+  const int64_t block = std::clamp(align_up(ceil_div(n, 8), 16), int64_t{48}, int64_t{256});
+  const int64_t width = element_bytes(in), c_width = in == DType::kFloat64 ? 8 : 4;
+  for (int64_t at = 0; at < n; at += block) {
+    MatrixIn rows = a, column = b;
+    rows.data = static_cast<const std::byte*>(a.data) + at * a.stride * width;
+    column.data = static_cast<const std::byte*>(b.data) + at * (b.transposed ? b.stride : int64_t{1}) * width;
+    multiply(in, n - at, std::min(block, n - at), k, rows, column,
+             static_cast<std::byte*>(c) + at * (c_stride + 1) * c_width, c_stride);
   }
 }
 

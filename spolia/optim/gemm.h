@@ -25,29 +25,35 @@ struct MatrixIn {
 /// faster than float32 on Intel's processors, where it takes AMX; on others they are.
 bool bfloat16_products_are_fast();
 
-/// A calculator of products that keeps the library's prepared kernels and scratch memory between calls. Not
-/// thread-safe; it may move between threads.
+/// A calculator of products that keeps the library's prepared kernels, scratch memory and packed panels
+/// between calls. Not thread-safe; it may move between threads.
+///
+/// Operands are float32 or bfloat16, and results float32; or both are float64 (plain loops, for checking).
+/// UnsupportedError for other dtypes. Pointers are aligned to their elements; a result overlaps neither
+/// operand. An error of the library is thrown as an Error.
 class Gemm {
  public:
-  /// `threads` (>= 1) work on a product. InvalidArgumentError where it is less.
-  explicit Gemm(int threads = 1);
+  /// `threads` (>= 1) work on a product. InvalidArgumentError where it is less. `library_alone`: bfloat16
+  /// products are the library's where kernels of our own would take them, to compare with.
+  explicit Gemm(int threads = 1, bool library_alone = false);
   Gemm(Gemm&&) noexcept;
   Gemm& operator=(Gemm&&) noexcept;
   ~Gemm();
 
-  /// c = a b, where c is m x n, a is m x k and b is k x n. `in` is the dtype of a and b, `out` of c: float32
-  /// to float32, bfloat16 to bfloat16 or float32 (always accumulated in float32), float64 to float64 (plain
-  /// loops, for checking). UnsupportedError for other dtypes. Pointers are aligned to their elements; c
-  /// overlaps neither a nor b. An error of the library is thrown as an Error.
-  void multiply(DType in, DType out, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c,
-                int64_t c_stride);
+  /// c = a b, where c is m x n, a is m x k and b is k x n.
+  void multiply(DType in, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c, int64_t c_stride);
+  /// The lower triangle of c = a b with its diagonal, where c is n x n, a is n x k, not transposed, and b is
+  /// k x n. What lies above is unspecified.
+  void multiply_lower(DType in, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c, int64_t c_stride);
 
   int threads() const { return threads_; }
-  /// The floating-point operations asked for since this was made: 2 m n k a product.
+  /// The floating-point operations that were computed since this was made: 2 m n k a product.
   int64_t operations() const { return operations_; }
 
  private:
   struct Library;
+  bool multiply_here(DType in, bool lower, int64_t m, int64_t n, int64_t k, MatrixIn a, MatrixIn b, void* c,
+                     int64_t c_stride);
   int threads_;
   int64_t operations_ = 0;
   std::unique_ptr<Library> library_;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <span>
 #include <utility>
 
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
+#include "spolia/optim/bfloat16_products.h"
 #include "spolia/optim/kernels.h"
 #include "spolia/optim/small_products.h"
 #include "spolia/tensor/cast.h"
@@ -17,20 +19,69 @@
 namespace spolia {
 namespace {
 
-/// How many steps the next stretch of the Gram form takes before it starts again from QX.
-int stretch(int done, int steps) { return std::min(done == 0 ? 2 : 3, steps - done); }
+NewtonSchulzCoefficients coefficients_of(const NewtonSchulzOptions& options, int step) {
+  return options.coefficients[std::min(static_cast<size_t>(step), options.coefficients.size() - 1)];
+}
+
+/// How the Gram form goes about its steps: in stretches, each of which starts from XXᵀ. What rounding makes
+/// of its small eigenvalues grows by a² with each step of a stretch.
+class GramPlan {
+ public:
+  GramPlan(const NewtonSchulzOptions& options, int64_t rows, bool bfloat16)
+      : steps_(options.steps), bfloat16_(bfloat16) {
+    const double a = coefficients_of(options, 0).a * coefficients_of(options, 1).a;
+    gentle_ = bfloat16 && rows >= 128 && a * a < 150;
+  }
+  /// The length of the stretch after `done` steps. The first X is the smallest, and can stand the longest
+  /// where the coefficients are gentle; else two steps are safe, and later three where float32 helps.
+  int length(int done) const { return std::min((done == 0) == gentle_ ? 3 : 2, steps_ - done); }
+  /// Whether R² takes bfloat16 at a step of a stretch, and whether the products by which R becomes PRP do:
+  /// later stretches of three are float32 but for what no further step multiplies.
+  bool narrow_square(int step, int length) const { return bfloat16_ && (gentle_ || length < 3 || step > 0); }
+  bool narrow_update(int length) const { return bfloat16_ && (gentle_ || length < 3); }
+
+ private:
+  int steps_;
+  bool bfloat16_, gentle_;
+};
 
 /// What the forms cost, in r³ operations of the large products, where the short side is r and the long one
-/// wide · r.
+/// wide · r. A product of float32 takes as long as two of bfloat16.
 double standard_cost(double wide, int steps) { return steps * (3 * wide + 1); }
-double gram_cost(double wide, int steps, double square_cost) {
+double gram_cost(double wide, int steps, const GramPlan& plan, bool bfloat16) {
+  auto cost_of = [&](bool narrow) { return narrow || !bfloat16 ? 1 : 2; };
   double cost = 0;
   for (int done = 0; done < steps;) {
-    int length = stretch(done, steps);
-    cost += 3 * wide + square_cost * (4 * length - 3);
+    const int length = plan.length(done);
+    cost += 3 * wide;
+    for (int step = 0; step < length; ++step) {
+      cost += cost_of(plan.narrow_square(step, length));
+      if (step + 1 < length) cost += 2 * cost_of(plan.narrow_update(length));
+      if (step > 0) cost += 1;  // Q
+    }
     done += length;
   }
   return cost;
+}
+
+/// Whether no singular value leaves the polynomials' range where each step's result is off by a rounding to
+/// bfloat16. Some sets cannot stand that for matrices of rank one: what comes out at 1.97 instead of 1.96
+/// grows without bound.
+bool stands_bfloat16(const NewtonSchulzOptions& options) {
+  constexpr double kOff = 1 + 1. / 256;
+  double largest = kOff / options.norm_factor;
+  for (int step = 0; step < options.steps; ++step) {
+    const NewtonSchulzCoefficients k = coefficients_of(options, step);
+    auto image = [&k](double x) { return std::abs(x * (k.a + x * x * (k.b + x * x * k.c))); };
+    double most = image(largest);
+    // Where it is flat: a + 3 b x² + 5 c x⁴ = 0.
+    const double root = std::sqrt(std::max(0., 9 * k.b * k.b - 20 * k.a * k.c));
+    const double half = -(3 * k.b + std::copysign(root, k.b)) / 2;
+    for (double square : {half / (5 * k.c), k.a / half})
+      if (square > 0 && square < largest * largest) most = std::max(most, image(std::sqrt(square)));
+    largest = most * kOff;
+  }
+  return largest < 2;
 }
 
 /// A row length for `columns` elements: whole cache lines, and not a multiple of a page, where all rows would
@@ -109,13 +160,13 @@ int64_t newton_schulz_work(int64_t rows, int64_t columns) {
   return checked_mul(checked_mul(small, small), large);
 }
 
-NewtonSchulzForm newton_schulz_form(int64_t rows, int64_t columns, int steps, bool bfloat16) {
-  int64_t small = std::min(rows, columns), large = std::max(rows, columns);
-  if (small == 0) return NewtonSchulzForm::kStandard;
-  double wide = static_cast<double>(large) / static_cast<double>(small);
-  // The Gram form's square products are float32 in any case, at half the rate of bfloat16; a small gain is
-  // none.
-  return gram_cost(wide, steps, bfloat16 ? 2 : 1) < .95 * standard_cost(wide, steps)
+NewtonSchulzForm newton_schulz_form(int64_t rows, int64_t columns, const NewtonSchulzOptions& options,
+                                    bool bfloat16) {
+  const int64_t small = std::min(rows, columns), large = std::max(rows, columns);
+  if (small == 0 || options.steps == 0) return NewtonSchulzForm::kStandard;
+  const double wide = static_cast<double>(large) / static_cast<double>(small);
+  const double gram = gram_cost(wide, options.steps, GramPlan(options, small, bfloat16), bfloat16);
+  return gram < .95 * standard_cost(wide, options.steps)  // a small gain is none
              ? NewtonSchulzForm::kGram
              : NewtonSchulzForm::kStandard;
 }
@@ -140,8 +191,9 @@ void NewtonSchulz::orthogonalise(const NewtonSchulzOptions& options, const Const
   const bool reference = options.precision == NewtonSchulzPrecision::kInput && input.dtype == DType::kFloat64;
   const bool full = options.precision == NewtonSchulzPrecision::kFloat32 ||
                     (options.precision == NewtonSchulzPrecision::kInput && input.dtype == DType::kFloat32);
-  const bool narrow = options.precision == NewtonSchulzPrecision::kBFloat16Products ||
-                      (!reference && !full && bfloat16_products_are_fast());
+  const bool narrow = options.steps > 0 &&
+                      (options.precision == NewtonSchulzPrecision::kBFloat16Products ||
+                       (!reference && !full && bfloat16_products_are_fast() && stands_bfloat16(options)));
   auto matrix = [&](auto view, int64_t offset) {
     view.data += offset;
     Dims shape = view.shape, strides = view.strides;
@@ -162,69 +214,107 @@ void NewtonSchulz::orthogonalise(const NewtonSchulzOptions& options, const Const
   });
 }
 
-/// Copies what lies below the diagonal to above it.
+/// A symmetric matrix. `narrow`, where there are products that take bfloat16: what lies beside its diagonal,
+/// rounded, and zeros on it. The diagonal is where these matrices are large, and stays as exact as it is.
 template <class Real>
-void NewtonSchulz::mirror(Real* square) {
+struct NewtonSchulz::Square {
+  Real* values = nullptr;
+  std::byte* narrow = nullptr;
+};
+
+/// The lower triangle of `out` is there: makes the whole of it, as the products to come take it.
+template <class Real>
+void NewtonSchulz::complete(const Square<Real>& out, TakenAs as) {
+  if constexpr (sizeof(Real) == 4) {
+    const SmallProducts* small = small_products();
+    const BFloat16Products* own = bfloat16_products();
+    if (as != TakenAs::kReal && own)
+      own->narrow_symmetric(rows_, out.values, square_stride_, out.narrow, narrow_stride_);
+    if (as == TakenAs::kBFloat16 && own) return;
+    small ? small->mirror(rows_, {out.values, square_stride_})
+          : kernels<Real>().mirror(rows_, out.values, square_stride_);
+    if (as == TakenAs::kReal || own) return;
+    for (int64_t i = 0; i < rows_; ++i) {
+      std::byte* row = out.narrow + i * narrow_stride_ * 2;
+      bfloat16_kernels().narrow(rows_, out.values + i * square_stride_, row);
+      std::memset(row + i * 2, 0, 2);
+    }
+  } else {
+    kernels<Real>().mirror(rows_, out.values, square_stride_);
+  }
+}
+
+/// out = factor · X Xᵀ.
+template <class Real>
+void NewtonSchulz::gram_of(DType in, void* x, double factor, const Square<Real>& out, TakenAs as) {
+  const SmallProducts* small = small_kernels(in);
+  if (sizeof(Real) == 4 && small && rows_ * columns_ <= kSmallElements) {
+    const SmallMatrix wide{static_cast<float*>(x), stride_};
+    const SmallMatrix tall{static_cast<float*>(room(transposed_, columns_, square_stride_, 4)),
+                           square_stride_};
+    small->transpose(rows_, columns_, wide, tall);
+    small->lower(rows_, columns_, wide, tall, {reinterpret_cast<float*>(out.values), square_stride_});
+    own_operations_ += rows_ * rows_ * columns_;
+  } else {
+    gemm_.multiply_lower(in, rows_, columns_, {x, stride_}, {x, stride_, true}, out.values, square_stride_);
+  }
+  for (int64_t i = 0; factor != 1 && i < rows_; ++i)
+    kernels<Real>().scale(i + 1, factor, out.values + i * square_stride_);
+  complete(out, as);
+}
+
+/// out = α I + β a + γ a b, where all are polynomials of one matrix: symmetric, and so are their products.
+template <class Real>
+void NewtonSchulz::square_product(const NewtonSchulzCoefficients& of, const Square<Real>& a,
+                                  const Square<Real>& b, bool narrow, const Square<Real>& out, TakenAs as) {
+  const Kernels<Real>& kernel = kernels<Real>();
+  const int64_t r = rows_, stride = square_stride_;
+  const SmallProducts* small = small_kernels(kDTypeOf<Real>);
+  if (narrow) {
+    gemm_.multiply_lower(DType::kBFloat16, r, r, {a.narrow, narrow_stride_}, {b.narrow, narrow_stride_},
+                         out.values, stride);
+    auto* diagonals = static_cast<Real*>(room(diagonals_, 2, r, sizeof(Real)));
+    for (int64_t i = 0; i < r; ++i) {
+      diagonals[i] = a.values[i * (stride + 1)];
+      diagonals[r + i] = b.values[i * (stride + 1)];
+    }
+    kernel.add_diagonals(r, diagonals, a.values, b.values, out.values, stride);
+  } else if (sizeof(Real) == 4 && small) {
+    auto matrix = [&](const Square<Real>& square) {
+      return SmallMatrix{reinterpret_cast<float*>(square.values), stride};
+    };
+    small->lower(r, r, matrix(a), matrix(b), matrix(out));
+    own_operations_ += r * r * r;
+  } else {
+    gemm_.multiply_lower(kDTypeOf<Real>, r, r, {a.values, stride}, {b.values, stride, true}, out.values,
+                         stride);
+  }
+  if (of != NewtonSchulzCoefficients{0, 0, 1})
+    kernel.combine(r, of.a, of.b, a.values, of.c, out.values, stride);
+  complete(out, as);
+}
+
+/// out = factor · X.
+template <class Real>
+void NewtonSchulz::multiply_by(const Square<Real>& factor, const void* x, void* out) {
+  const int64_t r = rows_;
   if constexpr (sizeof(Real) == 4)
-    if (const SmallProducts* small = small_products()) {
-      constexpr int64_t kStrip = kSmallLanes;
-      for (int64_t at = 0; at < rows_; at += kStrip) {
-        small->transpose(std::min(kStrip, rows_ - at), at, {square + at * square_stride_, square_stride_},
-                         {square + at, square_stride_});
-        for (int64_t i = at; i < std::min(at + kStrip, rows_); ++i)
-          for (int64_t j = at; j < i; ++j) square[j * square_stride_ + i] = square[i * square_stride_ + j];
+    if (factor.narrow) {
+      constexpr int64_t kBlock = 512, kStride = kBlock + 16;  // sums that stay in the caches
+      auto* sums = static_cast<float*>(room(sums_, r, kStride, 4));
+      for (int64_t at = 0; at < columns_; at += kBlock) {
+        const int64_t columns = std::min(kBlock, columns_ - at);
+        auto* from = static_cast<const std::byte*>(x) + at * 2;
+        auto* to = static_cast<std::byte*>(out) + at * 2;
+        gemm_.multiply(DType::kBFloat16, r, columns, r, {factor.narrow, narrow_stride_}, {from, stride_},
+                       sums, kStride);
+        for (int64_t i = 0; i < r; ++i)
+          bfloat16_kernels().scale_add(columns, factor.values[i * (square_stride_ + 1)],
+                                       from + i * stride_ * 2, sums + i * kStride, to + i * stride_ * 2);
       }
       return;
     }
-  kernels<Real>().mirror(rows_, square, square_stride_);
-}
-
-/// out = left · right, rows_ x rows_, known to be symmetric: block columns of the lower triangle are
-/// computed, the rest is mirrored.
-template <class Real>
-void NewtonSchulz::symmetric_product(DType in, MatrixIn left, MatrixIn right, int64_t columns, Real* out) {
-  const int64_t block = std::clamp(align_up(ceil_div(rows_, 8), 16), int64_t{48}, int64_t{256});
-  const int64_t width = element_bytes(in);
-  for (int64_t at = 0; at < rows_; at += block) {
-    MatrixIn rows = left, column = right;
-    rows.data = static_cast<const std::byte*>(left.data) + at * left.stride * width;
-    column.data = static_cast<const std::byte*>(right.data) +
-                  at * (right.transposed ? right.stride : int64_t{1}) * width;
-    gemm_.multiply(in, kDTypeOf<Real>, rows_ - at, std::min(block, rows_ - at), columns, rows, column,
-                   out + at * square_stride_ + at, square_stride_);
-  }
-  mirror(out);
-}
-
-/// out = X Xᵀ.
-template <class Real>
-void NewtonSchulz::gram_of(DType in, void* x, Real* out) {
-  if constexpr (sizeof(Real) == 4)
-    if (const SmallProducts* small = small_kernels(in); small && rows_ * columns_ <= kSmallElements) {
-      const SmallMatrix wide{static_cast<float*>(x), stride_};
-      const SmallMatrix tall{static_cast<float*>(room(transposed_, columns_, square_stride_, 4)),
-                             square_stride_};
-      small->transpose(rows_, columns_, wide, tall);
-      small->lower(rows_, columns_, wide, tall, {out, square_stride_});
-      own_operations_ += rows_ * rows_ * columns_;
-      return mirror(out);
-    }
-  symmetric_product<Real>(in, {x, stride_}, {x, stride_, true}, columns_, out);
-}
-
-/// out = a b, all three symmetric.
-template <class Real>
-void NewtonSchulz::square_product(DType in, const void* a, const void* b, Real* out) {
-  if constexpr (sizeof(Real) == 4)
-    if (const SmallProducts* small = small_kernels(in)) {
-      auto matrix = [&](const void* data) {
-        return SmallMatrix{static_cast<float*>(const_cast<void*>(data)), square_stride_};
-      };
-      small->lower(rows_, rows_, matrix(a), matrix(b), {out, square_stride_});
-      own_operations_ += rows_ * rows_ * rows_;
-      return mirror(out);
-    }
-  symmetric_product<Real>(in, {a, square_stride_}, {b, square_stride_, true}, rows_, out);
+  gemm_.multiply(kDTypeOf<Real>, r, columns_, r, {factor.values, square_stride_}, {x, stride_}, out, stride_);
 }
 
 template <class Real>
@@ -235,85 +325,107 @@ void NewtonSchulz::run(const NewtonSchulzOptions& options, DType wide, bool narr
   const DType x_type = narrow ? DType::kBFloat16 : wide;
   stride_ = row_stride(columns_, element_bytes(x_type));
   square_stride_ = row_stride(r, width);
-  auto* gram = static_cast<Real*>(room(gram_, r, square_stride_, width));
-  auto* square = static_cast<Real*>(room(square_, r, square_stride_, width));
-  auto* loaded = static_cast<Real*>(room(narrow ? loaded_ : x_, r, stride_, width));
-  void* x = narrow ? room(x_, r, stride_, 2) : loaded;
-  void* next = room(next_x_, r, stride_, element_bytes(x_type));
-  std::byte* narrowed =
-      narrow ? static_cast<std::byte*>(room(narrow_square_, r, square_stride_, 2)) : nullptr;
+  narrow_stride_ = row_stride(r, 2);
+  auto square_at = [&](size_t i) {
+    return Square<Real>{
+        static_cast<Real*>(room(squares_[i], r, square_stride_, width)),
+        narrow ? static_cast<std::byte*>(room(narrow_squares_[i], r, narrow_stride_, 2)) : nullptr};
+  };
+  Square<Real> gram = square_at(0), square = square_at(1);
+  void *x = room(x_, r, stride_, element_bytes(x_type)),
+       *next = room(next_x_, r, stride_, element_bytes(x_type));
 
-  // X = G / ‖G‖, wide.
-  const std::array sizes{input.shape[0], input.shape[1]};
+  // X = G / ‖G‖, wide. In bfloat16 X stays G, and its factor of 1 / ‖G‖ comes into the first products: so G
+  // is not rounded once more, and X has the norm that it should have.
   auto strides = [&](int64_t stride, int64_t element) {
     return tall ? std::array{element, stride * element} : std::array{stride * element, element};
   };
-  cast_strided(sizes, wide, loaded, strides(stride_, width), input.dtype, input.data, input.strides);
-  double sum = 0;
-  for (int64_t i = 0; i < r; ++i) sum += kernel.sum_of_squares(columns_, loaded + i * stride_);
-  double norm = std::sqrt(sum) * options.norm_factor;
+  /// X ← scale · G; returns its norm.
+  auto load = [&](double scale) {
+    auto* row_buffer = static_cast<Real*>(room(loaded_, 1, stride_, width));
+    if (scale == 1)
+      cast_strided(input.shape, x_type, x, strides(stride_, element_bytes(x_type)), input.dtype, input.data,
+                   input.strides);
+    double sum = 0;
+    for (int64_t i = 0; i < r; ++i) {
+      std::byte* at = static_cast<std::byte*>(x) + i * stride_ * element_bytes(x_type);
+      auto* row = narrow ? row_buffer : reinterpret_cast<Real*>(at);
+      if constexpr (sizeof(Real) == 4)
+        if (narrow) {
+          if (scale != 1) {
+            cast_strided(std::array{columns_}, wide, row, std::array{width}, input.dtype,
+                         input.data + i * input.strides[tall ? 1 : 0],
+                         std::array{input.strides[tall ? 0 : 1]});
+            kernel.scale(columns_, scale, row);
+            bfloat16_kernels().narrow(columns_, row, at);
+          }
+          bfloat16_kernels().widen(columns_, at, row);
+        }
+      sum += kernel.sum_of_squares(columns_, row);
+    }
+    return std::sqrt(sum);
+  };
+  double scale = 1, norm = load(scale);
+  if (narrow && norm > 0 && !(norm > 0x1p-40 && norm < 0x1p40)) {  // its squares leave float32's range
+    scale = norm < 1 ? 0x1p100 : 0x1p-100;
+    norm = load(scale) / scale;
+  }
+  norm *= options.norm_factor;
   norm = options.epsilon_rule == EpsilonRule::kAdded ? norm + options.epsilon
          : norm < options.epsilon                    ? options.epsilon
                                                      : norm;
-  for (int64_t i = 0; i < r; ++i) kernel.scale(columns_, norm == 0 ? 0 : 1 / norm, loaded + i * stride_);
-  auto narrow_rows = [&](int64_t columns, int64_t stride, const void* from, void* to) {
-    cast_strided(std::array{r, columns}, DType::kBFloat16, to, std::array{stride * 2, int64_t{2}}, wide, from,
-                 std::array{stride * width, width});
-  };
-  if (narrow) narrow_rows(columns_, stride_, loaded, x);
+  double factor = norm == 0 ? 0 : 1 / norm / scale;  // of X, until X is multiplied
+  if (!narrow) {
+    for (int64_t i = 0; i < r; ++i) kernel.scale(columns_, factor, static_cast<Real*>(x) + i * stride_);
+    factor = 1;
+  }
 
-  auto coefficients = [&](int step) {
-    return options.coefficients[std::min(static_cast<size_t>(step), options.coefficients.size() - 1)];
+  auto coefficients = [&](int step, double times) {
+    const auto [a, b, c] = coefficients_of(options, step);
+    return NewtonSchulzCoefficients{a * times, b * times, c * times};
   };
-  /// square = a I + b gram + c square, mirrored.
-  auto polynomial = [&](const NewtonSchulzCoefficients& step) {
-    for (int64_t i = 0; i < r; ++i) {
-      kernel.combine(r, step.b, gram + i * square_stride_, step.c, square + i * square_stride_);
-      square[i * square_stride_ + i] += static_cast<Real>(step.a);
-    }
-  };
-  auto multiply_x_by = [&](const Real* factor) {
-    if (narrow) narrow_rows(r, square_stride_, factor, narrowed);
-    gemm_.multiply(x_type, x_type, r, columns_, r,
-                   {narrow ? static_cast<const void*>(narrowed) : factor, square_stride_}, {x, stride_}, next,
-                   stride_);
+  auto multiply_x_by = [&](const Square<Real>& polynomial) {  // which has the factor
+    multiply_by(polynomial, x, next);
     std::swap(x, next);
+    factor = 1;
   };
 
   const bool gram_form = options.form == NewtonSchulzForm::kGram ||
                          (options.form == NewtonSchulzForm::kByShape &&
-                          newton_schulz_form(r, columns_, options.steps, narrow) == NewtonSchulzForm::kGram);
+                          newton_schulz_form(r, columns_, options, narrow) == NewtonSchulzForm::kGram);
+  const TakenAs taken = narrow ? TakenAs::kBFloat16 : TakenAs::kReal;
   if (!gram_form) {
     for (int step = 0; step < options.steps; ++step) {
-      gram_of<Real>(x_type, x, gram);
-      const void* factor = gram;
-      if (narrow) {
-        narrow_rows(r, square_stride_, gram, narrowed);
-        factor = narrowed;
-      }
-      square_product<Real>(x_type, factor, factor, square);
-      polynomial(coefficients(step));
+      gram_of(x_type, x, factor * factor, gram, taken);
+      square_product(coefficients(step, factor), gram, gram, narrow, square, taken);
       multiply_x_by(square);
     }
   } else {
     // All square matrices are polynomials of one R: they are symmetric and commute, and so their products are
     // symmetric.
-    auto* q = static_cast<Real*>(room(q_, r, square_stride_, width));
-    auto* product = static_cast<Real*>(room(product_, r, square_stride_, width));
-    auto multiply = [&](const Real* a, const Real* b, Real* out) { square_product<Real>(wide, a, b, out); };
+    Square<Real> q = square_at(2), product = square_at(3);
+    const GramPlan plan(options, r, narrow);
     for (int done = 0; done < options.steps;) {
-      const int length = stretch(done, options.steps);
-      gram_of<Real>(x_type, x, gram);
+      const int length = plan.length(done);
+      const bool narrow_update = plan.narrow_update(length);
+      const TakenAs in_update = narrow_update ? TakenAs::kBFloat16 : TakenAs::kReal,
+                    in_both = narrow == narrow_update ? taken : TakenAs::kBoth;
+      auto gram_taken = [&](int step) {
+        const bool narrow_square = plan.narrow_square(step, length);
+        return step + 1 == length ? taken : narrow_square == narrow_update ? in_update : TakenAs::kBoth;
+      };
+      gram_of(x_type, x, factor * factor, gram, gram_taken(0));
       for (int step = 0; step < length; ++step) {
-        multiply(gram, gram, square);
-        polynomial(coefficients(done + step));
+        square_product(coefficients(done + step, length == 1 ? factor : 1), gram, gram,
+                       plan.narrow_square(step, length), square, step + 1 == length ? taken : in_both);
         if (step > 0) {
-          multiply(square, q, product);
+          square_product({0, 0, step + 1 == length ? factor : 1}, square, q, narrow, product, taken);
           std::swap(q, product);
         }
         if (step + 1 < length) {  // R ← P R P
-          multiply(square, gram, step > 0 ? product : q);
-          multiply(square, step > 0 ? product : q, gram);
+          const Square<Real>& half = step > 0 ? product : q;
+          square_product({0, 0, 1}, square, gram, narrow_update, half, in_update);
+          square_product({0, 0, 1}, square, half, narrow_update, gram, gram_taken(step + 1));
         }
         if (step == 0) std::swap(q, square);
       }
@@ -321,7 +433,7 @@ void NewtonSchulz::run(const NewtonSchulzOptions& options, DType wide, bool narr
       done += length;
     }
   }
-  cast_strided(sizes, output.dtype, output.data, output.strides, x_type, x,
+  cast_strided(output.shape, output.dtype, output.data, output.strides, x_type, x,
                strides(stride_, element_bytes(x_type)));
 }
 

@@ -4,10 +4,15 @@
 // that moves them towards 1 and leaves the singular vectors alone. Source: K. Jordan and others, "Muon"
 // (2024), from Björck and Bowie (1971). The Gram form iterates on R = XXᵀ and the product Q of all
 // polynomials instead, and multiplies X once for several steps: for matrices that are much wider than high it
-// takes a fraction of the operations. It starts again from QX after two steps, and from then on after every
-// three, since what rounding makes of the zero eigenvalues of R grows by a² a step.
+// takes a fraction of the operations. It starts again from QX every two or three steps, since what rounding
+// makes of the small eigenvalues of R grows by a² a step.
+//
+// In bfloat16 all diagonals stay float32, and only what lies beside them is rounded: there the square
+// matrices are small, for they tend to the identity. So what comes out is nearer to the exact result than
+// what PyTorch's Muon computes, which rounds X, XXᵀ and the polynomial.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -34,9 +39,10 @@ enum class EpsilonRule : uint8_t {
 enum class NewtonSchulzPrecision : uint8_t {
   kInput,     // float64 for a float64 input, float32 for float32, else kBFloat16
   kFloat32,   // float32 throughout
-  kBFloat16,  // kBFloat16Products where those are faster (gemm.h), else float32; good to bfloat16 either way
-  kBFloat16Products,  // the large products take bfloat16 operands; the r x r ones of the Gram form stay
-                      // float32
+  kBFloat16,  // kBFloat16Products where those are faster (gemm.h) and the coefficients can stand their
+              // rounding, else float32; good to bfloat16 either way
+  kBFloat16Products,  // products take bfloat16 operands; some of the Gram form stay float32 where steep
+                      // coefficients or few rows want it
 };
 
 enum class NewtonSchulzForm : uint8_t { kByShape, kStandard, kGram };
@@ -62,8 +68,9 @@ NewtonSchulzOptions newton_schulz_set(std::string_view name);
 /// overflow.
 int64_t newton_schulz_work(int64_t rows, int64_t columns);
 
-/// Which form kByShape takes for such a matrix. `bfloat16`: whether large products take bfloat16.
-NewtonSchulzForm newton_schulz_form(int64_t rows, int64_t columns, int steps, bool bfloat16);
+/// Which form kByShape takes for such a matrix. `bfloat16`: whether products take bfloat16.
+NewtonSchulzForm newton_schulz_form(int64_t rows, int64_t columns, const NewtonSchulzOptions& options,
+                                    bool bfloat16);
 
 struct SmallProducts;
 
@@ -76,9 +83,10 @@ class NewtonSchulz {
 
   /// Orthogonalises each matrix of `input`: its last two dims, where dims before them are a batch. `output`
   /// has the same shape and takes any dtype that casts; both are host memory with any strides. It may be
-  /// `input` itself. Zero gives zero, NaN gives NaN; no other value gives a NaN, however large or small.
-  /// Empty matrices are left alone. InvalidArgumentError for fewer than two dims, unequal shapes, no
-  /// coefficients, or steps outside [0, 100); UnsupportedError for dtypes that are no floats.
+  /// `input` itself. Zero gives zero, NaN gives NaN; no other finite value gives a NaN, however large or
+  /// small, unless kBFloat16Products is asked of coefficients that cannot stand it, as "cans" cannot. Empty
+  /// matrices are left alone. InvalidArgumentError for fewer than two dims, unequal shapes, no coefficients,
+  /// or steps outside [0, 100); UnsupportedError for dtypes that are no floats.
   void orthogonalise(const NewtonSchulzOptions& options, const ConstView& input, const View& output);
 
   /// The matrices orthogonalised since this was made.
@@ -88,23 +96,28 @@ class NewtonSchulz {
 
  private:
   template <class Real>
+  struct Square;
+  enum class TakenAs : uint8_t { kReal, kBFloat16, kBoth };
+  template <class Real>
   void run(const NewtonSchulzOptions& options, DType wide, bool narrow, const ConstView& input,
            const View& output, bool tall);
   template <class Real>
-  void symmetric_product(DType in, MatrixIn left, MatrixIn right, int64_t columns, Real* out);
+  void gram_of(DType in, void* x, double factor, const Square<Real>& out, TakenAs as);
   template <class Real>
-  void gram_of(DType in, void* x, Real* out);
+  void square_product(const NewtonSchulzCoefficients& of, const Square<Real>& a, const Square<Real>& b,
+                      bool narrow, const Square<Real>& out, TakenAs as);
   template <class Real>
-  void square_product(DType in, const void* a, const void* b, Real* out);
+  void complete(const Square<Real>& out, TakenAs as);
   template <class Real>
-  void mirror(Real* square);
+  void multiply_by(const Square<Real>& factor, const void* x, void* out);
   const SmallProducts* small_kernels(DType in) const;
 
   Gemm gemm_;
   int64_t matrices_ = 0, own_operations_ = 0;
-  int64_t rows_ = 0, columns_ = 0, stride_ = 0,
-          square_stride_ = 0;  // of the matrix at hand, transposed to be wide
-  Buffer loaded_, x_, next_x_, gram_, square_, q_, product_, narrow_square_, transposed_;
+  int64_t rows_ = 0, columns_ = 0, stride_ = 0, square_stride_ = 0,
+          narrow_stride_ = 0;  // of the matrix at hand, transposed to be wide
+  Buffer loaded_, x_, next_x_, transposed_, sums_, diagonals_;
+  std::array<Buffer, 4> squares_, narrow_squares_;
 };
 
 }  // namespace spolia

@@ -19,10 +19,43 @@ namespace spolia {
 namespace {
 
 std::vector<double> orthogonalised(const NewtonSchulzOptions& options, DType dtype,
-                                   const ReferenceMatrix& matrix) {
+                                   const ReferenceMatrix& matrix, int threads = 1) {
   Elements elements(dtype, {matrix.rows, matrix.columns}, matrix.values);
-  NewtonSchulz().orthogonalise(options, elements.view(), elements.view());
+  NewtonSchulz(threads).orthogonalise(options, elements.view(), elements.view());
   return elements.values();
+}
+
+/// The reference with the roundings of PyTorch's Muon: what it keeps between products has `bits` significant
+/// ones, 8 for bfloat16.
+std::vector<double> rounded_newton_schulz(const NewtonSchulzOptions& options, ReferenceMatrix x,
+                                          int bits = 8) {
+  auto round = [bits](double value) {
+    int exponent;
+    const double fraction = std::frexp(value, &exponent);
+    return std::ldexp(std::nearbyint(std::ldexp(fraction, bits)), exponent - bits);
+  };
+  auto round_all = [&](ReferenceMatrix& m) {
+    for (double& value : m.values) value = round(value);
+  };
+  const bool tall = x.rows > x.columns;
+  if (tall) x = reference_transpose(x);
+  round_all(x);
+  double sum = 0;
+  for (double value : x.values) sum += value * value;
+  const double norm = std::max(round(std::sqrt(sum)) * options.norm_factor, options.epsilon);
+  for (double& value : x.values) value = norm == 0 ? 0 : round(value / norm);
+  for (int step = 0; step < options.steps; ++step) {
+    const auto [a, b, c] =
+        options.coefficients[std::min(static_cast<size_t>(step), options.coefficients.size() - 1)];
+    ReferenceMatrix gram = reference_product(x, reference_transpose(x));
+    round_all(gram);
+    ReferenceMatrix factor = reference_product(gram, gram);
+    for (size_t i = 0; i < gram.values.size(); ++i)
+      factor.values[i] = round(b * gram.values[i] + c * factor.values[i]);
+    ReferenceMatrix next = reference_product(factor, x);
+    for (size_t i = 0; i < x.values.size(); ++i) x.values[i] = round(a * x.values[i] + next.values[i]);
+  }
+  return tall ? reference_transpose(x).values : x.values;
 }
 
 NewtonSchulzOptions in_form(NewtonSchulzOptions options, NewtonSchulzForm form) {
@@ -112,20 +145,22 @@ TEST(NewtonSchulz, EveryShapeDtypeSetAndFormIsTheReference) {
       amplified *= steepest;
     }
     const bool narrow = dtype != DType::kFloat64 && dtype != DType::kFloat32 && bfloat16_products_are_fast();
-    const double tolerance = narrow                     ? 4e-2
-                             : dtype == DType::kFloat64 ? 4e-15 * amplified + 1e-13
-                                                        : 2e-6 * amplified + 1e-5;
+    const double tolerance = dtype == DType::kFloat64 ? 4e-15 * amplified + 1e-13 : 2e-6 * amplified + 1e-5;
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t size = rows * columns;
       auto part = [&](const std::vector<double>& all) {
         return std::vector(all.begin() + i * size, all.begin() + (i + 1) * size);
       };
-      double off =
-          distance(part(found), reference_newton_schulz(options, {rows, columns, part(input)}).values);
-      if (off > tolerance)
+      const ReferenceMatrix matrix(rows, columns, part(input));
+      const std::vector<double> wanted = reference_newton_schulz(options, matrix).values;
+      const double off = distance(part(found), wanted);
+      // Products of bfloat16 are better than those of a dtype with two bits less, however unlucky the matrix.
+      const double allowed =
+          narrow ? distance(rounded_newton_schulz(options, matrix, 6), wanted) + 1e-2 : tolerance;
+      if (off > allowed)
         RC_FAIL(fmt::format("{} x {} of {}, {} steps from a = {}, form {}: off by {:.3g}, allowed {:.3g}",
                             rows, columns, name_of(dtype), options.steps, options.coefficients[0].a,
-                            static_cast<int>(options.form), off, tolerance));
+                            static_cast<int>(options.form), off, allowed));
     }
   }));
 }
@@ -151,14 +186,56 @@ TEST(NewtonSchulz, BFloat16ProductsAreGoodToBFloat16) {
       for (NewtonSchulzForm form : kForms) {
         NewtonSchulzOptions options = in_form({}, form);
         options.precision = NewtonSchulzPrecision::kBFloat16Products;
-        const double off = distance(orthogonalised(options, dtype, matrix), wanted);
-        // The diagonal of what X is multiplied by is large, and rounded with the rest.
-        EXPECT_LT(off, 4e-2) << rows << ' ' << columns;
-        if (rows > 1) {
-          EXPECT_GT(off, 1e-4);  // they were taken
+        for (int threads : {1, 2}) {  // by kernels of our own, where there are; by the library
+          const double off = distance(orthogonalised(options, dtype, matrix, threads), wanted);
+          EXPECT_LT(off, 1.2e-2) << rows << ' ' << columns;
+          if (rows > 1) {
+            EXPECT_GT(off, 1e-4);  // they were taken
+          }
         }
       }
   }
+}
+
+/// Noise; singular values over two decades; a few large ones over noise.
+ReferenceMatrix with_spectrum(int kind, int64_t rows, int64_t columns) {
+  auto noise = [](int64_t r, int64_t c, uint64_t seed) {
+    return ReferenceMatrix(r, c, random_values(static_cast<size_t>(r * c), seed));
+  };
+  ReferenceMatrix matrix = noise(rows, columns, 1);
+  if (kind == 0) return matrix;
+  const int64_t rank = kind == 1 ? std::min(rows, columns) : 6;
+  ReferenceMatrix left = noise(rows, rank, 2);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; kind == 1 && j < rank; ++j)
+      left.at(i, j) *= std::pow(10, -2. * static_cast<double>(j) / static_cast<double>(rank));
+  const ReferenceMatrix large = reference_product(left, noise(rank, columns, 3));
+  for (size_t i = 0; i < matrix.values.size(); ++i)
+    matrix.values[i] = large.values[i] + (kind == 2 ? .1 * matrix.values[i] : 0);
+  return matrix;
+}
+
+TEST(NewtonSchulz, BFloat16ProductsAreNoFurtherOffThanPyTorchs) {
+  for (const char* set : {"jordan", "quintic", "polar_express"})
+    for (int spectrum : {0, 1, 2})
+      for (auto [rows, columns] :
+           {std::pair<int64_t, int64_t>{64, 64}, {150, 140}, {90, 360}, {128, 256}, {300, 64}}) {
+        NewtonSchulzOptions options = newton_schulz_set(set);
+        options.precision = NewtonSchulzPrecision::kBFloat16Products;
+        const ReferenceMatrix matrix = with_spectrum(spectrum, rows, columns);
+        const std::vector<double> wanted = reference_newton_schulz(options, matrix).values;
+        const double pytorchs = distance(rounded_newton_schulz(options, matrix), wanted);
+        for (NewtonSchulzForm form : kForms) {
+          if (form == NewtonSchulzForm::kGram && std::max(rows, columns) < 2 * std::min(rows, columns))
+            continue;
+          for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+            ReferenceMatrix rounded(rows, columns, Elements(dtype, {rows, columns}, matrix.values).values());
+            EXPECT_LE(distance(orthogonalised(in_form(options, form), dtype, rounded), wanted), pytorchs)
+                << set << " of " << rows << " x " << columns << ", spectrum " << spectrum << ", form "
+                << static_cast<int>(form) << ", " << name_of(dtype);
+          }
+        }
+      }
 }
 
 TEST(NewtonSchulz, StridedInPlaceAndReused) {
@@ -261,11 +338,18 @@ TEST(NewtonSchulz, SameBitsEachTime) {
 }
 
 TEST(NewtonSchulz, FormFollowsTheShape) {
-  EXPECT_EQ(newton_schulz_form(1024, 1024, 5, false), NewtonSchulzForm::kStandard);
-  EXPECT_EQ(newton_schulz_form(1024, 4096, 5, false), NewtonSchulzForm::kGram);
-  EXPECT_EQ(newton_schulz_form(4096, 1024, 5, true), NewtonSchulzForm::kGram);
-  EXPECT_EQ(newton_schulz_form(1024, 2048, 5, true), NewtonSchulzForm::kStandard);
-  EXPECT_EQ(newton_schulz_form(0, 2048, 5, true), NewtonSchulzForm::kStandard);
+  const auto standard = NewtonSchulzForm::kStandard, gram = NewtonSchulzForm::kGram;
+  const NewtonSchulzOptions jordan, polar = newton_schulz_set("polar_express");
+  EXPECT_EQ(newton_schulz_form(1024, 1024, jordan, false), standard);
+  EXPECT_EQ(newton_schulz_form(1024, 1024, jordan, true), standard);
+  EXPECT_EQ(newton_schulz_form(1024, 4096, jordan, false), gram);
+  EXPECT_EQ(newton_schulz_form(4096, 1024, jordan, true), gram);
+  // With steeper coefficients, or few rows, some products of the Gram form stay float32.
+  EXPECT_EQ(newton_schulz_form(1024, 1536, jordan, true), gram);
+  EXPECT_EQ(newton_schulz_form(1024, 1536, polar, true), standard);
+  EXPECT_EQ(newton_schulz_form(64, 96, jordan, true), standard);
+  EXPECT_EQ(newton_schulz_form(1024, 2048, polar, true), gram);
+  EXPECT_EQ(newton_schulz_form(0, 2048, jordan, true), standard);
   EXPECT_EQ(newton_schulz_work(10, 3), 90);
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "spolia/optim/transpose_tile.h"
+
 #define SPOLIA_INLINE __attribute__((always_inline)) static inline
 
 namespace spolia {
@@ -10,7 +12,6 @@ namespace spolia {
 #if defined(__x86_64__)
 namespace {
 
-typedef float Lanes16 __attribute__((vector_size(64)));
 typedef float Lanes8 __attribute__((vector_size(32)));
 
 constexpr int64_t kTileRows = 6;  // with four vectors a row: 24 sums in registers
@@ -77,43 +78,11 @@ SPOLIA_INLINE void product_body(int64_t rows, int64_t columns, int64_t depth, Sm
                       {c.data + column, c.stride});
 }
 
-/// 16 x 16 in registers: each stage exchanges halves of ever larger blocks.
 SPOLIA_INLINE void transpose_tile(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
   Lanes16 rows[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Lanes16));
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; ++i) {
-    if (i & 1) continue;
-    const Lanes16 low = rows[i], high = rows[i + 1];
-    rows[i] = __builtin_shufflevector(low, high, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
-    rows[i + 1] =
-        __builtin_shufflevector(low, high, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    if (i & 2) continue;
-    const Lanes16 low = rows[i], high = rows[i + 2];
-    rows[i] = __builtin_shufflevector(low, high, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-    rows[i + 2] =
-        __builtin_shufflevector(low, high, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    if (i & 4) continue;
-    const Lanes16 low = rows[i], high = rows[i + 4];
-    rows[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
-    rows[i + 4] =
-        __builtin_shufflevector(low, high, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) {
-    if (i & 8) continue;
-    const Lanes16 low = rows[i], high = rows[i + 8];
-    rows[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-    rows[i + 8] =
-        __builtin_shufflevector(low, high, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  }
+  transpose_lanes(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) std::memcpy(to + i * to_stride, &rows[i], sizeof(Lanes16));
 }
@@ -131,6 +100,29 @@ SPOLIA_INLINE void transpose_body(int64_t rows, int64_t columns, SmallMatrix fro
     }
 }
 
+SPOLIA_INLINE void mirror_body(int64_t size, SmallMatrix matrix) {
+  typedef int32_t Signed16 __attribute__((vector_size(64)));
+  constexpr Signed16 kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int64_t i = 0; i < size; i += 16)
+    for (int64_t j = 0; j <= i; j += 16) {
+      Lanes16 rows[16] = {};
+#pragma GCC unroll 16
+      for (int k = 0; k < 16; ++k)
+        if (i + k < size) std::memcpy(&rows[k], matrix.data + (i + k) * matrix.stride + j, sizeof(Lanes16));
+      transpose_lanes(rows);
+#pragma GCC unroll 16
+      for (int k = 0; k < 16; ++k) {
+        float* to = matrix.data + (j + k) * matrix.stride + i;
+        if (i == j && j + k < size) {
+          Lanes16 row;
+          std::memcpy(&row, to, sizeof row);
+          rows[k] = kLane > k ? rows[k] : row;
+        }
+        if (j + k < size) std::memcpy(to, &rows[k], sizeof rows[k]);
+      }
+    }
+}
+
 #define SPOLIA_LEVEL(NAME, LANES, TARGET)                                                                \
   struct NAME {                                                                                          \
     TARGET static void lower(int64_t size, int64_t depth, SmallMatrix a, SmallMatrix b, SmallMatrix c) { \
@@ -143,7 +135,8 @@ SPOLIA_INLINE void transpose_body(int64_t rows, int64_t columns, SmallMatrix fro
     TARGET static void transpose(int64_t rows, int64_t columns, SmallMatrix from, SmallMatrix to) {      \
       transpose_body(rows, columns, from, to);                                                           \
     }                                                                                                    \
-    static constexpr SmallProducts kAll = {lower, product, transpose};                                   \
+    TARGET static void mirror(int64_t size, SmallMatrix matrix) { mirror_body(size, matrix); }           \
+    static constexpr SmallProducts kAll = {lower, product, transpose, mirror};                           \
   }
 
 SPOLIA_LEVEL(Avx2, Lanes8, __attribute__((target("avx2,fma"))));

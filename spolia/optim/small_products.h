@@ -27,6 +27,8 @@ struct SmallProducts {
   void (*product)(int64_t rows, int64_t columns, int64_t depth, SmallMatrix a, SmallMatrix b, SmallMatrix c);
   /// to = the transpose of from, which is rows x columns.
   void (*transpose)(int64_t rows, int64_t columns, SmallMatrix from, SmallMatrix to);
+  /// Copies the part below the diagonal of a size x size matrix, which may be large, to the part above it.
+  void (*mirror)(int64_t size, SmallMatrix matrix);
 };
 
 /// nullptr where the processor has neither AVX-512 nor AVX2 with fused multiply-adds.
