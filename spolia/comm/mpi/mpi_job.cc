@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "spolia/base/error.h"
+#include "spolia/base/hash.h"
 #include "spolia/comm/agree.h"
 #include "spolia/comm/mpi/mpi_backend.h"
 #include "spolia/comm/plugin.h"
@@ -90,11 +91,13 @@ struct Outcome {
   int64_t suffering = kFine;  // agree.h; the least is told
   int64_t kind = 0;           // of an Error; kOther of another exception
   int64_t bytes = 0;          // of the message
+  int64_t hash = 0;           // of the message
   static constexpr int64_t kOther = -1;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
 Outcome outcome_of(const std::exception_ptr& error, const std::string& message) {
-  Outcome outcome{.bytes = std::ssize(message)};
+  Outcome outcome{.bytes = std::ssize(message), .hash = static_cast<int64_t>(xxh3_64(bytes_of(message)))};
   if (!error) return outcome;
   outcome.suffering = suffering(error);
   try {
@@ -189,6 +192,9 @@ void MpiJob::end_together(const std::exception_ptr& own) {
   engine_->will_end_together(true);
   const Outcome& worst = outcomes[static_cast<size_t>(culprit)];
   if (worst.suffering == Outcome::kFine) return;
+  // What all ranks say alike was agreed on, and names its rank if there is one to name.
+  if (own && std::ranges::all_of(outcomes, [&](const Outcome& other) { return other == worst; }))
+    std::rethrow_exception(own);
   if (culprit == rank()) rethrow_named(own, rank());
   if (worst.kind == Outcome::kOther) throw PeerFailedError("rank {}: {}", culprit, said);
   throw Error(static_cast<ErrorKind>(worst.kind), fmt::format("rank {}: {}", culprit, said));

@@ -131,6 +131,12 @@ void rethrow_culprit(const std::vector<std::exception_ptr>& errors) {
   }
   if (failed.empty()) return;
   const size_t rank = *std::ranges::min_element(failed, {}, [&](size_t r) { return suffering(errors[r]); });
+  // What all ranks say alike was agreed on, and names its rank if there is one to name.
+  const bool alike =
+      failed.size() == errors.size() && std::ranges::all_of(errors, [&](const std::exception_ptr& error) {
+        return text_of(error) == text_of(errors[rank]);
+      });
+  if (alike) std::rethrow_exception(errors[rank]);
   try {
     std::rethrow_exception(errors[rank]);
   } catch (const Error& error) {
