@@ -1,6 +1,8 @@
 #include "job.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "spolia/base/error.h"
@@ -10,6 +12,7 @@
 #include "spolia/comm/agree.h"
 #include "spolia/comm/exchange.h"
 #include "spolia/optim/mesh_state.h"
+#include "spolia/optim/muon_adamw.h"
 
 namespace train_lm {
 
@@ -34,8 +37,9 @@ uint64_t mixed(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-Job::Job(World& world, const ModelShape& shape, int64_t replicas, int64_t shards, uint64_t seed)
-    : world_(world), shape_(shape) {
+Job::Job(World& world, const ModelShape& shape, const JobOptions& options)
+    : world_(world), shape_(shape), qk_clip_(options.qk_clip) {
+  const int64_t replicas = options.replicas, shards = options.shards;
   if (replicas * shards != world.size()) {
     throw InvalidArgumentError("a mesh of {} x {} is not {} ranks", replicas, shards, world.size());
   }
@@ -47,7 +51,7 @@ Job::Job(World& world, const ModelShape& shape, int64_t replicas, int64_t shards
     if (auto group = world.create(ranks)) row_ = std::move(group);
   }
 
-  const std::vector<std::vector<float>> first = first_values(shape, seed);
+  const std::vector<std::vector<float>> first = first_values(shape, options.seed);
   const std::vector<ParameterShape> all = parameter_shapes(shape);
   for (size_t p = 0; p < all.size(); ++p) {
     Parameter& own = parameters_.emplace_back();
@@ -62,25 +66,26 @@ Job::Job(World& world, const ModelShape& shape, int64_t replicas, int64_t shards
     own.gradient.resize(own.values.size());
   }
 
-  MeshMuonGroup matrices{
-      {}, {.lr = .02, .weight_decay = .01, .newton_schulz = {.precision = NewtonSchulzPrecision::kInput}}};
-  MeshAdamWGroup rest{{}, {.lr = 3e-3, .weight_decay = .01}};
+  std::vector<MeshParameter> parameters;
   for (Parameter& own : parameters_) {
     const Dims local = layout->shard(own.shape.shape, world.rank()).local_shape;
-    MeshParameter parameter{{.name = own.shape.name,
-                             .value = dense_view(bytes_of(own.values), DType::kFloat32, local),
-                             .gradient = dense_view(bytes_of(own.gradient), DType::kFloat32, local)},
-                            own.shape.shape,
-                            layout};
+    parameters.push_back({{.name = own.shape.name,
+                           .value = dense_view(bytes_of(own.values), DType::kFloat32, local),
+                           .gradient = dense_view(bytes_of(own.gradient), DType::kFloat32, local)},
+                          own.shape.shape,
+                          layout});
     if (own.shape.parts > 1) {
       const int64_t rows = own.shape.shape[0] / own.shape.parts;
-      parameter.parameter.matrix.parts =
+      parameters.back().parameter.matrix.parts =
           stacked_rows(std::vector<int64_t>(static_cast<size_t>(own.shape.parts), rows));
     }
-    (own.shape.is_hidden_matrix ? matrices.parameters : rest.parameters).push_back(std::move(parameter));
   }
-  muon_ = std::make_unique<MeshMuon>(world, std::vector{std::move(matrices)});
-  adamw_ = std::make_unique<MeshAdamW>(world, std::vector{std::move(rest)});
+  MuonAdamWOptions chosen;
+  chosen.muon = {
+      .lr = .02, .weight_decay = .01, .newton_schulz = {.precision = NewtonSchulzPrecision::kInput}};
+  if (options.normuon) chosen.muon.normuon.emplace();
+  chosen.adamw = {.lr = 3e-3, .weight_decay = .01};
+  optimizer_ = make_muon_adamw(world, std::move(parameters), chosen);
 }
 
 std::vector<std::vector<float>> Job::gather_parameters() {
@@ -103,11 +108,13 @@ double Job::step(std::span<const uint8_t> text, int64_t batch, int64_t number) {
   std::vector<std::vector<float>> gradients;
   for (const std::vector<float>& parameter : parameters) gradients.emplace_back(parameter.size());
   double loss = 0;
+  std::vector<float> largest(static_cast<size_t>(shape_.layers * shape_.heads),
+                             std::numeric_limits<float>::lowest());
   for (int64_t i = world_.rank(); i < batch; i += world_.size()) {
     const uint64_t starts = text.size() - static_cast<size_t>(shape_.context);
     const uint64_t start = mixed(static_cast<uint64_t>(number), static_cast<uint64_t>(i)) % starts;
-    loss += add_loss_and_gradients(shape_, parameters,
-                                   text.subspan(start, static_cast<size_t>(shape_.context + 1)), gradients);
+    loss += add_loss_and_gradients(
+        shape_, parameters, text.subspan(start, static_cast<size_t>(shape_.context + 1)), gradients, largest);
   }
 
   // Sums are taken in the order of the ranks, so that a mesh gives the same bits each time.
@@ -125,9 +132,29 @@ double Job::step(std::span<const uint8_t> text, int64_t batch, int64_t number) {
       own.gradient[i] = static_cast<float>(gradients[p][static_cast<size_t>(own.first) + i] / tokens);
     }
   }
-  muon_->step();
-  adamw_->step();
+  optimizer_->step();
+  if (qk_clip_) clip_logits(largest);
   return loss / tokens;
+}
+
+/// Makes queries and keys smaller where the largest logits of this step were too large. Replicas compute the
+/// same from the same.
+void Job::clip_logits(std::vector<float>& largest) {
+  world_.all()->all_reduce(flat_view(largest), flat_view(largest), ReduceOp::kMax).wait();
+  const std::vector<double> factors =
+      qk_clip_factors(std::vector<double>(largest.begin(), largest.end()), 1, *qk_clip_);
+  const int64_t width = shape_.width, each = width / shape_.heads;
+  for (size_t i = 0; i < factors.size(); ++i) {
+    const auto layer = static_cast<int64_t>(i) / shape_.heads, head = static_cast<int64_t>(i) % shape_.heads;
+    Parameter& qkv = parameters_[qkv_index(layer)];
+    const int64_t first = qkv.first / width, rows = std::ssize(qkv.values) / width;  // of this rank
+    const View local = dense_view(bytes_of(qkv.values), DType::kFloat32, Dims{rows, width});
+    for (int64_t begin : {head * each, width + head * each}) {  // of the head's queries, and of its keys
+      const int64_t from = std::clamp<int64_t>(begin - first, 0, rows),
+                    to = std::clamp<int64_t>(begin + each - first, 0, rows);
+      scale_rows(local, {{from, to}}, std::sqrt(factors[i]));
+    }
+  }
 }
 
 void Job::add_model(StateDict& state) {
@@ -142,8 +169,7 @@ void Job::add_model(StateDict& state) {
 StateDict Job::state(int64_t steps) {
   StateDict state;
   add_model(state);
-  state.add("muon", muon_->state_dict());
-  state.add("adamw", adamw_->state_dict());
+  state.add("optimizer", optimizer_->state_dict());
   state.add("steps", Value(steps));
   return state;
 }
@@ -160,8 +186,7 @@ int64_t Job::load(const std::filesystem::path& run) {
   latest = all_gather_number(all, latest)[0];
   const auto source = open_together(all, posix_store(), checkpoints.folder_of(latest));
 
-  load_optimizer(world_, *source, *muon_, {.key = "muon"});
-  load_optimizer(world_, *source, *adamw_, {.key = "adamw"});
+  load_optimizer(world_, *source, *optimizer_, {.key = "optimizer"});
   StateDict model;
   add_model(model);
   model.add("steps", Value());
@@ -170,12 +195,24 @@ int64_t Job::load(const std::filesystem::path& run) {
 }
 
 JobCounters Job::counters() const {
-  const MeshCounters &muon = muon_->counters(), &adamw = adamw_->counters();
-  return {.optimizer_seconds = muon.arithmetic_seconds + adamw.arithmetic_seconds,
-          .hidden_share = muon.hidden_share(),
-          .exchanged_bytes = muon.exchanged_bytes + adamw.exchanged_bytes,
-          .received_bytes = muon.received_bytes + adamw.received_bytes,
-          .matrices = muon.matrices};
+  const MeshCounters &muon = optimizer_->find<MeshMuon>()->counters(),
+                     &adamw = optimizer_->find<MeshAdamW>()->counters();
+  const auto sum = [&](double number, double unit) {
+    double all = 0;
+    for (int64_t n : all_gather_number(*world_.all(), std::llround(number / unit))) {
+      all += static_cast<double>(n) * unit;
+    }
+    return all;
+  };
+  const auto ranks = static_cast<double>(world_.size());
+  const double sent = sum(muon.broadcast_seconds + adamw.broadcast_seconds, 1e-6),
+               waited = sum(muon.broadcast_wait_seconds + adamw.broadcast_wait_seconds, 1e-6),
+               bytes = sum(static_cast<double>(muon.exchanged_bytes + muon.received_bytes +
+                                               adamw.exchanged_bytes + adamw.received_bytes),
+                           1);
+  return {.newton_schulz_seconds = sum(muon.compute_seconds, 1e-6) / ranks,
+          .hidden_share = sent > 0 ? 1 - waited / sent : 1,
+          .sent_bytes = std::llround(bytes)};
 }
 
 }  // namespace train_lm

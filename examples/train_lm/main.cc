@@ -26,20 +26,23 @@ using namespace spolia;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kUsage =
-    "usage: train_lm TEXT [--mesh RxS] [--steps N] [--batch B] [--seed N] [--save DIR] [--every K] [--resume "
-    "DIR]\n"
+    "usage: train_lm TEXT [--mesh RxS] [--steps N] [--batch B] [--seed N] [--normuon] [--qk-clip T]\n"
+    "                [--save DIR] [--every K] [--resume DIR]\n"
     "  TEXT      a file, whose bytes the model learns\n"
     "  --mesh    replicas x shards of each [1x1]; under mpirun their product is the number of processes\n"
     "  --steps   the step after which to stop, counted from the beginning [20]\n"
     "  --batch   sequences of a step, on all ranks together [16]\n"
+    "  --seed    of the first values [1]\n"
+    "  --normuon Muon with a second moment for each row\n"
+    "  --qk-clip keep the logits of attention about below T: queries and keys shrink where they were larger\n"
     "  --save    a folder for checkpoints, of which the three newest stay\n"
     "  --every   a checkpoint each so many steps, and one at the end [10]\n"
     "  --resume  go on from the latest checkpoint in this folder, whatever mesh it was saved on\n";
 
 struct Options {
   std::string text;
-  int64_t replicas = 1, shards = 1, steps = 20, batch = 16, every = 10;
-  uint64_t seed = 1;
+  JobOptions job;
+  int64_t steps = 20, batch = 16, every = 10;
   std::optional<std::string> save, resume;
 };
 
@@ -60,13 +63,17 @@ Options parse(int argc, char** argv) {
       options.text = word;
       continue;
     }
+    if (word == "--normuon") {
+      options.job.normuon = true;
+      continue;
+    }
     if (i + 1 == argc) throw InvalidArgumentError("{} wants a value", word);
     const std::string_view value = argv[++i];
     if (word == "--mesh") {
       const size_t cross = value.find('x');
       if (cross == value.npos) throw InvalidArgumentError("--mesh is RxS, say 2x2, not {}", value);
-      options.replicas = parse_number<int64_t>(word, value.substr(0, cross));
-      options.shards = parse_number<int64_t>(word, value.substr(cross + 1));
+      options.job.replicas = parse_number<int64_t>(word, value.substr(0, cross));
+      options.job.shards = parse_number<int64_t>(word, value.substr(cross + 1));
     } else if (word == "--steps") {
       options.steps = parse_number<int64_t>(word, value);
     } else if (word == "--batch") {
@@ -74,7 +81,9 @@ Options parse(int argc, char** argv) {
     } else if (word == "--every") {
       options.every = parse_number<int64_t>(word, value);
     } else if (word == "--seed") {
-      options.seed = parse_number<uint64_t>(word, value);
+      options.job.seed = parse_number<uint64_t>(word, value);
+    } else if (word == "--qk-clip") {
+      options.job.qk_clip = parse_number<double>(word, value);
     } else if (word == "--save") {
       options.save = value;
     } else if (word == "--resume") {
@@ -97,20 +106,18 @@ std::vector<uint8_t> read_text(const std::string& path, const ModelShape& shape)
 }
 
 void print_summary(const JobCounters& counters, int64_t steps, double seconds) {
-  const double each = seconds / static_cast<double>(std::max<int64_t>(steps, 1));
-  fmt::print("{} steps of {:.4f} s; Newton-Schulz and other steps' arithmetic {:.1f} % of it, on this rank\n",
-             steps, each, 100 * counters.optimizer_seconds / std::max(seconds, 1e-9));
+  const auto count = static_cast<double>(std::max<int64_t>(steps, 1));
   fmt::print(
-      "sent within rows {} bytes, received from owners {} bytes, {} matrices computed, on this rank; {:.0f} "
-      "% of the "
-      "broadcasts' time was hidden behind arithmetic\n",
-      counters.exchanged_bytes, counters.received_bytes, counters.matrices, 100 * counters.hidden_share);
+      "{} steps of {:.4f} s, {:.1f} % of it Newton-Schulz; {:.0f} bytes a step sent by the optimizers of all "
+      "ranks; {:.0f} % of the broadcasts' time hidden behind arithmetic\n",
+      steps, seconds / count, 100 * counters.newton_schulz_seconds / std::max(seconds, 1e-9),
+      static_cast<double>(counters.sent_bytes) / count, 100 * counters.hidden_share);
 }
 
 void train(World& world, const Options& options) {
   const ModelShape shape;
   const std::vector<uint8_t> text = read_text(options.text, shape);
-  Job job(world, shape, options.replicas, options.shards, options.seed);
+  Job job(world, shape, options.job);
   int64_t step = 0;
   if (options.resume) {
     step = job.load(*options.resume);
@@ -133,7 +140,8 @@ void train(World& world, const Options& options) {
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   saver.wait();
-  if (world.rank() == 0) print_summary(job.counters(), step - first, seconds);
+  const JobCounters counters = job.counters();
+  if (world.rank() == 0) print_summary(counters, step - first, seconds);
 }
 
 }  // namespace
@@ -150,7 +158,8 @@ int main(int argc, char** argv) {
   }
   try {
     const auto body = [&](World& world) { train_lm::train(world, options); };
-    is_under_mpi() ? run_world(body) : launch(static_cast<int>(options.replicas * options.shards), body);
+    is_under_mpi() ? run_world(body)
+                   : launch(static_cast<int>(options.job.replicas * options.job.shards), body);
   } catch (const std::exception& error) {
     fmt::print(stderr, "train_lm: {}\n", error.what());
     return 2;

@@ -91,7 +91,7 @@ struct Attended {
   std::vector<Matrix> weights;  // of each head: [place, place], zero for what comes later
 };
 
-Attended attend(const Matrix& qkv, const ModelShape& shape, int64_t rows) {
+Attended attend(const Matrix& qkv, const ModelShape& shape, int64_t rows, std::span<float> largest_logits) {
   const int64_t width = shape.width, each = width / shape.heads, stride = 3 * width;
   const float scale = 1 / std::sqrt(static_cast<float>(each));
   Attended attended{Matrix(static_cast<size_t>(rows * width)), {}};
@@ -104,6 +104,7 @@ Attended attend(const Matrix& qkv, const ModelShape& shape, int64_t rows) {
       float* w = &weights[t * rows];
       for (int64_t s = 0; s <= t; ++s) w[s] = scale * dot(q + t * stride, k + s * stride, each);
       const float most = *std::max_element(w, w + t + 1);
+      largest_logits[h] = std::max(largest_logits[h], most);
       float sum = 0;
       for (int64_t s = 0; s <= t; ++s) sum += w[s] = std::exp(w[s] - most);
       for (int64_t s = 0; s <= t; ++s) {
@@ -163,21 +164,23 @@ struct LayerTrace {
 
 std::vector<ParameterShape> parameter_shapes(const ModelShape& shape) {
   const int64_t width = shape.width;
-  std::vector<ParameterShape> all = {{"embed.weight", {ModelShape::kTokens, width}, false, 1},
-                                     {"places.weight", {shape.context, width}, false, 1}};
+  std::vector<ParameterShape> all = {{"embed.weight", {ModelShape::kTokens, width}, .3, 1},
+                                     {"place_embed.weight", {shape.context, width}, .3, 1}};
   for (int64_t l = 0; l < shape.layers; ++l) {
     const std::string layer = "layers." + std::to_string(l) + ".";
-    all.push_back({layer + "norm1.weight", {width}, false, 1});
-    all.push_back({layer + "attention.qkv.weight", {3 * width, width}, true, 3});
-    all.push_back({layer + "attention.out.weight", {width, width}, true, 1});
-    all.push_back({layer + "norm2.weight", {width}, false, 1});
-    all.push_back({layer + "mlp.up.weight", {shape.hidden, width}, true, 1});
-    all.push_back({layer + "mlp.down.weight", {width, shape.hidden}, true, 1});
+    all.push_back({layer + "norm1.weight", {width}, 1, 1});
+    all.push_back({layer + "attention.qkv.weight", {3 * width, width}, 1, 3});
+    all.push_back({layer + "attention.out.weight", {width, width}, 1, 1});
+    all.push_back({layer + "norm2.weight", {width}, 1, 1});
+    all.push_back({layer + "mlp.up.weight", {shape.hidden, width}, 1, 1});
+    all.push_back({layer + "mlp.down.weight", {width, shape.hidden}, 1, 1});
   }
-  all.push_back({"norm.weight", {width}, false, 1});
-  all.push_back({"head.weight", {ModelShape::kTokens, width}, false, 1});
+  all.push_back({"norm.weight", {width}, 1, 1});
+  all.push_back({"head.weight", {ModelShape::kTokens, width}, .3, 1});
   return all;
 }
+
+size_t qkv_index(int64_t layer) { return static_cast<size_t>(kFirstLayer + layer * kLayerParameters + kQkv); }
 
 std::vector<std::vector<float>> first_values(const ModelShape& shape, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -186,8 +189,7 @@ std::vector<std::vector<float>> first_values(const ModelShape& shape, uint64_t s
     std::vector<float>& own = values.emplace_back(static_cast<size_t>(spolia::numel(parameter.shape)), 1.0f);
     if (parameter.shape.size() < 2) continue;
     // Uniform, so that the numbers are the same with every standard library.
-    const double most =
-        std::sqrt(3.0 / static_cast<double>(parameter.shape[1])) * (parameter.is_hidden_matrix ? 1.0 : 0.3);
+    const double most = std::sqrt(3.0 / static_cast<double>(parameter.shape[1])) * parameter.spread;
     for (float& value : own) {
       value = static_cast<float>((static_cast<double>(random() >> 11) * 0x1p-53 * 2 - 1) * most);
     }
@@ -196,7 +198,8 @@ std::vector<std::vector<float>> first_values(const ModelShape& shape, uint64_t s
 }
 
 double add_loss_and_gradients(const ModelShape& shape, std::span<const std::vector<float>> parameters,
-                              std::span<const uint8_t> sequence, std::span<std::vector<float>> gradients) {
+                              std::span<const uint8_t> sequence, std::span<std::vector<float>> gradients,
+                              std::span<float> largest_logits) {
   const int64_t rows = shape.context, width = shape.width, hidden = shape.hidden;
   const int64_t tokens = ModelShape::kTokens;
   const size_t last_norm = static_cast<size_t>(kFirstLayer + shape.layers * kLayerParameters);
@@ -215,7 +218,9 @@ double add_loss_and_gradients(const ModelShape& shape, std::span<const std::vect
     trace.in = x;
     trace.norm1 = norm(x, own[kNorm1], rows, width);
     trace.qkv = apply(trace.norm1.values, own[kQkv], rows, width, 3 * width);
-    trace.attended = attend(trace.qkv, shape, rows);
+    trace.attended = attend(
+        trace.qkv, shape, rows,
+        largest_logits.subspan(static_cast<size_t>(l * shape.heads), static_cast<size_t>(shape.heads)));
     const Matrix out = apply(trace.attended.values, own[kOut], rows, width, width);
     add_scaled(x.data(), 1, out.data(), std::ssize(x));
     trace.middle = x;

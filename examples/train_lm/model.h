@@ -22,11 +22,10 @@ struct ModelShape {
   static constexpr int64_t kTokens = 256;  // the bytes
 };
 
-/// A parameter: its name, its shape, and whether it is a hidden matrix, which Muon takes.
 struct ParameterShape {
   std::string name;
   spolia::Dims shape;
-  bool is_hidden_matrix = false;
+  double spread = 1;  // of its first values
   int64_t parts = 1;  // matrices that are one above the other in it: q, k and v
 };
 
@@ -36,10 +35,15 @@ std::vector<ParameterShape> parameter_shapes(const ModelShape& shape);
 /// First values, the same on every rank.
 std::vector<std::vector<float>> first_values(const ModelShape& shape, uint64_t seed);
 
+/// Where the projection to queries, keys and values of a layer is among the parameters.
+size_t qkv_index(int64_t layer);
+
 /// Adds up the losses (natural logarithms) of predicting each of the last `context` bytes of a sequence of
 /// context + 1 from those before it, and adds the derivatives of that sum to `gradients`. Both lists have the
-/// parameters in their order.
+/// parameters in their order. `largest_logits` has a number for each head, layer by layer, which is raised to
+/// the largest score that a query and a key of it have with each other.
 double add_loss_and_gradients(const ModelShape& shape, std::span<const std::vector<float>> parameters,
-                              std::span<const uint8_t> sequence, std::span<std::vector<float>> gradients);
+                              std::span<const uint8_t> sequence, std::span<std::vector<float>> gradients,
+                              std::span<float> largest_logits);
 
 }  // namespace train_lm

@@ -67,6 +67,11 @@ void ChainedOptimizer::set_steps(int64_t steps) {
   for (auto& child : children_) child->set_steps(steps);
 }
 
+void ChainedOptimizer::collect_wanted(const SavedState& saved, StateDict& wanted,
+                                      std::vector<std::string>& unexpected) {
+  for (auto& child : children_) child->collect_wanted(saved, wanted, unexpected);
+}
+
 int64_t ChainedOptimizer::synchronise_steps() {
   std::vector<int64_t> taken = steps();
   std::erase(taken, 0);

@@ -20,6 +20,13 @@ class ChainedOptimizer final : public Optimizer {
   Optimizer& operator[](size_t index) { return *children_.at(index); }
   auto begin() const { return children_.begin(); }  // of std::unique_ptr<Optimizer>
   auto end() const { return children_.end(); }
+  /// The first child of a kind: chain.find<Muon>(); nullptr where there is none.
+  template <class Kind>
+  Kind* find() const {
+    for (const auto& child : children_)
+      if (auto* found = dynamic_cast<Kind*>(child.get())) return found;
+    return nullptr;
+  }
 
   void zero_grad(bool set_to_none = true) override;
   std::vector<OptimizerParameter*> parameters() override;
@@ -28,6 +35,8 @@ class ChainedOptimizer final : public Optimizer {
   std::vector<StateTensor> state() override;
   std::vector<int64_t> steps() const override;
   void set_steps(int64_t steps) override;
+  void collect_wanted(const SavedState& saved, StateDict& wanted,
+                      std::vector<std::string>& unexpected) override;
 
   /// Gives every parameter the number of steps that those have which have taken any; gives it back, 0 where
   /// none has. MismatchError where there are several such numbers.

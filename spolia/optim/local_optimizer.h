@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,10 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "spolia/device/buffer.h"
-#include "spolia/optim/adamw.h"
-#include "spolia/optim/muon.h"
-#include "spolia/optim/optimizer.h"
+#include "spolia/optim/step_method.h"
 
 namespace spolia {
 
@@ -26,7 +23,7 @@ struct LocalOptions {
   int threads = 1;  // for matrix products
 };
 
-/// What AdamW and Muon share: groups of slots, each a parameter with its state.
+/// Groups of parameters with their state, stepped by a method.
 class LocalOptimizer : public Optimizer {
  public:
   void zero_grad(bool set_to_none) override;
@@ -36,107 +33,80 @@ class LocalOptimizer : public Optimizer {
   std::vector<StateTensor> state() override;
   std::vector<int64_t> steps() const override;
   void set_steps(int64_t steps) override;
+  void collect_wanted(const SavedState& saved, StateDict& wanted,
+                      std::vector<std::string>& unexpected) override;
 
  protected:
-  struct Field {  // of a parameter's state
-    std::string name;
-    DType dtype;
-    Dims shape;
-  };
-  struct Slot {
-    OptimizerParameter parameter;
-    std::vector<std::pair<std::string, std::pair<Buffer, View>>> state;
+  LocalOptimizer(std::unique_ptr<StepMethod> method, const LocalOptions& options)
+      : local_(options), method_(std::move(method)) {}
+  /// Checks options and slots, and takes these over: group by group, without state.
+  void add_groups(size_t count, std::vector<Slot> slots);
+  template <class Method>
+  const Method& method() const {
+    return static_cast<const Method&>(*method_);
+  }
+  template <class Method>
+  Method& method() {
+    return static_cast<Method&>(*method_);
+  }
 
-    View find(std::string_view field) const;  // without data where there is none
-  };
-  struct Group {
-    std::vector<Slot> slots;
-    std::vector<std::pair<std::string, Value>> foreign;  // options that nothing here reads
-  };
-
-  explicit LocalOptimizer(const LocalOptions& options) : local_(options) {}
-  /// Checks and takes over a group's parameters.
-  void add_group(std::vector<OptimizerParameter> parameters);
-  /// The state, made where it is not there: zeros, and a master's values.
-  void make_state(size_t group, Slot& slot);
-  View master_of(const Slot& slot) const;
-  DType state_dtype(const Slot& slot) const;
-
+  void take_step() override;
   void set_groups(std::span<const ParamGroup> groups, bool check_only) override;
   void load(const SavedState& saved, const StateLoadOptions& options, LoadReport& report) override;
 
-  /// The fields that a parameter's state has, in PyTorch's order.
-  virtual std::vector<Field> fields(size_t group, const Slot& slot) const = 0;
-  /// The group's options, in PyTorch's order.
-  virtual std::vector<std::pair<std::string, Value>> option_values(size_t group) const = 0;
-  /// Sets options from those of `values` that it knows. InvalidArgumentError where a value makes no sense.
-  virtual void set_options(size_t group, const ParamGroup& values, bool check_only) = 0;
-  /// An option that only the other kind of optimizer has: who was saved with it is new here, and brings no
-  /// options.
-  virtual std::string_view foreign_option() const = 0;
-  /// What loaded state is multiplied by: the saved options of its parameter say how it was kept.
-  virtual double conversion(size_t, std::string_view /*field*/, const SavedState::Parameter&,
-                            const StateLoadOptions&) const {
-    return 1;
+  /// The state of a slot that this rank has, made where it is not there: zeros, and a master's values.
+  void make_state(Slot& slot);
+  /// The state that a slot may have on any rank: the method's, and a master.
+  std::vector<StateField> fields(const Slot& slot) const;
+  /// Whether this rank has it.
+  virtual bool has(const Slot& slot, const StateField&) const { return !slot.parameter.frozen; }
+  /// State in memory of slot.shape_of(field), as a part of the whole.
+  virtual LocalTensor as_tensor(const Slot&, const StateField&, const View& memory) const {
+    return plain_tensor(memory);
   }
 
-  LocalOptions local_;
-  std::vector<Group> groups_;
+  const LocalOptions local_;
+  const std::unique_ptr<StepMethod> method_;
+  std::vector<Slot> slots_;  // group by group
+  int64_t rank_ = 0;
+
+ private:
+  ZeroedTensor loaded(Slot& slot, const StateField& field, const StateDict::Entry& entry) const;
+
+  std::vector<ParamGroup> groups_;  // their options: those that nothing here reads
 };
 
-struct AdamWGroup {
-  std::vector<OptimizerParameter> parameters;
-  AdamWOptions options;
+/// Parameters with options in common.
+template <class Parameter, class Options>
+struct OptimizerGroup {
+  std::vector<Parameter> parameters;
+  Options options;
 };
+using AdamWGroup = OptimizerGroup<OptimizerParameter, AdamWOptions>;
+using MuonGroup = OptimizerGroup<OptimizerParameter, MuonOptions>;
+
+template <class Parameter, class Options>
+std::vector<Options> options_of(const std::vector<OptimizerGroup<Parameter, Options>>& groups) {
+  std::vector<Options> all;
+  for (const auto& group : groups) all.push_back(group.options);
+  return all;
+}
 
 class AdamW final : public LocalOptimizer {
  public:
   /// InvalidArgumentError for parameters with gaps, shared names or memory, or options that make no sense;
   /// UnsupportedError for dtypes that are no floats.
   explicit AdamW(std::vector<AdamWGroup> groups, const LocalOptions& options = {});
-  const AdamWOptions& options(size_t group) const { return options_.at(group); }
-
- protected:
-  void take_step() override;
-  std::vector<Field> fields(size_t group, const Slot& slot) const override;
-  std::vector<std::pair<std::string, Value>> option_values(size_t group) const override;
-  void set_options(size_t group, const ParamGroup& values, bool check_only) override;
-  std::string_view foreign_option() const override { return "ns_steps"; }
-
- private:
-  std::vector<AdamWOptions> options_;
-};
-
-struct MuonGroup {
-  std::vector<OptimizerParameter> parameters;
-  MuonOptions options;
+  const AdamWOptions& options(size_t group) const { return method<AdamWMethod>().options(group); }
 };
 
 class Muon final : public LocalOptimizer {
  public:
-  /// Sees, and may change, a parameter's whole update O before it is applied.
-  using UpdateHook = std::function<void(const OptimizerParameter& parameter, const View& update)>;
-
   /// As AdamW; and a parameter's matrix rule has to fit its shape.
   explicit Muon(std::vector<MuonGroup> groups, const LocalOptions& options = {});
-  const MuonOptions& options(size_t group) const { return options_.at(group); }
-  void set_update_hook(UpdateHook hook) { hook_ = std::move(hook); }
-  const NewtonSchulz& newton_schulz() const { return calculator_.newton_schulz(); }
-
- protected:
-  void take_step() override;
-  std::vector<Field> fields(size_t group, const Slot& slot) const override;
-  std::vector<std::pair<std::string, Value>> option_values(size_t group) const override;
-  void set_options(size_t group, const ParamGroup& values, bool check_only) override;
-  std::string_view foreign_option() const override { return "betas"; }
-  double conversion(size_t group, std::string_view field, const SavedState::Parameter& saved,
-                    const StateLoadOptions& options) const override;
-
- private:
-  std::vector<MuonOptions> options_;
-  MuonCalculator calculator_;
-  Buffer update_;
-  UpdateHook hook_;
+  const MuonOptions& options(size_t group) const { return method<MuonMethod>().options(group); }
+  void set_update_hook(MuonUpdateHook hook) { method<MuonMethod>().set_update_hook(std::move(hook)); }
+  const NewtonSchulz& newton_schulz() const { return method<MuonMethod>().newton_schulz(); }
 };
 
 }  // namespace spolia

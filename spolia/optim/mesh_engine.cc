@@ -21,12 +21,6 @@ void grow(Buffer& buffer, int64_t bytes) {
   if (buffer.size() < bytes) buffer = Buffer(bytes);
 }
 
-Dims in_bytes(const Dims& strides, int64_t width) {
-  Dims scaled = strides;
-  for (int64_t& stride : scaled) stride *= width;
-  return scaled;
-}
-
 int64_t elements_of(const std::vector<UnitPiece>& pieces) {
   int64_t elements = 0;
   for (const UnitPiece& piece : pieces) elements += numel(piece.sizes);
@@ -48,20 +42,6 @@ void pack(const std::vector<UnitPiece>& pieces, int64_t width, End end, std::byt
       copy_strided(piece.sizes, width, message, dense, at, strides);
     }
     message += numel(piece.sizes) * width;
-  }
-}
-
-/// Between a shard and a matrix on the same rank.
-void copy_here(const std::vector<UnitPiece>& pieces, int64_t width, std::byte* local, std::byte* unit,
-               bool to_unit) {
-  for (const UnitPiece& piece : pieces) {
-    const Dims here = in_bytes(piece.local_strides, width), there = in_bytes(piece.unit_strides, width);
-    std::byte *a = local + piece.local_offset * width, *b = unit + piece.unit_offset * width;
-    if (to_unit) {
-      copy_strided(piece.sizes, width, b, there, a, here);
-    } else {
-      copy_strided(piece.sizes, width, a, here, b, there);
-    }
   }
 }
 
@@ -173,17 +153,25 @@ MeshEngine::BatchWork MeshEngine::prepare_batch(const GroupWork& work, const Mes
   for (size_t t : batch.tensors) {
     const MeshTensor& tensor = plan_.tensors[t];
     const MeshOwner& owner = plan_.assignments[t]->owners[position.replica_group];
-    const RankShard own = group.layout.shard(tensor.shape, rank_);
-    if (const int64_t bytes = byte_size(tensor.dtype, own.local_shape); bytes > 0) {
-      Sending& sending = sendings[owner.row];
+    const Dims local_shape = group.layout.shard(tensor.shape, rank_).local_shape;
+    const LeadingCut& cut = plan_.assignments[t]->cut;
+    for (size_t i = 0; i < owner.rows.size(); ++i) {
+      const LeadingPart part = cut.part(i, local_shape);
+      const int64_t bytes = byte_size(tensor.dtype, part.shape_of(local_shape));
+      if (bytes == 0) continue;
+      Sending& sending = sendings[owner.rows[i]];
       if (bytes >= options_.pack_below) {
-        sending.alone.emplace_back(t, bytes);
+        sending.alone.push_back({t, part, bytes});
       } else {
-        sending.packed.emplace_back(t, bytes);
+        sending.packed.push_back({t, part, bytes});
         sending.packed_bytes = checked_add(sending.packed_bytes, align_up(bytes, kAlign));
       }
     }
-    if (owner.row != position.row) continue;
+    const std::optional<size_t> number = owner.part_of(position.row);
+    if (!number) continue;
+    const LeadingPart part = cut.part(*number, local_shape);
+    const std::shared_ptr<const Layout> layout = plan_.state_layout(t);
+    const RankShard own = layout->shard(tensor.shape, rank_);
     Owned& item = result.owned.emplace_back();
     item.tensor = t;
     item.local_shape = own.local_shape;
@@ -192,14 +180,22 @@ MeshEngine::BatchWork MeshEngine::prepare_batch(const GroupWork& work, const Mes
     result.updates_bytes =
         checked_add(item.offset, align_up(byte_size(tensor.update, own.local_shape), kAlign));
     item.units = matrix_units(*tensor.matrices, tensor.shape);
+    const bool moments_travel = tensor.moments_travel();
+    if (moments_travel && !part.is_all()) {  // the row's own moments begin with those of its part
+      const MatrixShape matrices = matrix_shape(*tensor.matrices, tensor.shape);
+      const int64_t before = part.begin * (matrices.batch / tensor.shape[0]) * matrices.rows;
+      for (MatrixUnit& unit : item.units)
+        for (RowRange& range : unit.moment_rows) range = {range.begin - before, range.end - before};
+    }
     const int64_t width = element_bytes(tensor.update);
     std::vector<RankShard> shards(ranks.size());
     if (std::find(owner.units.begin(), owner.units.end(), rank_) != owner.units.end())
       for (size_t place = 0; place < ranks.size(); ++place)
-        shards[place] = group.layout.shard(tensor.shape, ranks[place]);
+        shards[place] = layout->shard(tensor.shape, ranks[place]);
     for (size_t u = 0; u < item.units.size(); ++u) {
-      const MatrixUnit& unit = item.units[u];
-      const int64_t moments = tensor.row_moments ? unit.rows * element_bytes(DType::kFloat32) : 0;
+      if (std::find(ranks.begin(), ranks.end(), owner.units[u]) == ranks.end()) continue;  // another row's
+      MatrixUnit& unit = item.units[u];
+      const int64_t moments = moments_travel ? unit.rows * element_bytes(DType::kFloat32) : 0;
       // A message's part for this matrix with the rank `peer`; its place is found when all are known.
       auto place_part = [&](std::vector<Transfer>& list, std::vector<int64_t>& counts, size_t index,
                             int64_t peer, std::vector<UnitPiece> pieces) {
@@ -219,6 +215,13 @@ MeshEngine::BatchWork MeshEngine::prepare_batch(const GroupWork& work, const Mes
         computed.owned = result.owned.size() - 1;
         computed.unit = u;
         computed.in_place = lies_dense(unit, mine);
+        if (!moments_travel) {  // they are as the shard's rows
+          unit.moment_rows.clear();
+          for (const UnitPiece& piece : mine) {
+            const int64_t begin = piece.local_offset / unit.columns;
+            unit.moment_rows.push_back({begin, begin + numel(piece.sizes) / unit.columns});
+          }
+        }
         if (computed.in_place) {
           computed.offset = item.offset + mine[0].local_offset * width;
         } else {
@@ -338,7 +341,7 @@ void MeshEngine::compute(GroupWork& group, size_t batch, MeshArithmetic& arithme
     if (transfer.peer) {
       pack(transfer.pieces, width, End::kUnit, matrix, flight.inner.data() + transfer.offset, !back);
     } else if (!computed.in_place) {
-      copy_here(transfer.pieces, width, flight.updates.data() + owned.offset, matrix, !back);
+      copy_pieces(transfer.pieces, width, flight.updates.data() + owned.offset, matrix, !back);
     }
   };
   for (const Transfer& transfer : work.from_row) place(transfer, false);
@@ -347,17 +350,18 @@ void MeshEngine::compute(GroupWork& group, size_t batch, MeshArithmetic& arithme
     const Computed& computed = work.computed[c];
     const Owned& owned = work.owned[computed.owned];
     const MatrixUnit& unit = owned.units[computed.unit];
-    const bool with_moments = plan_.tensors[owned.tensor].row_moments;
+    const bool with_moments = plan_.tensors[owned.tensor].row_moments,
+               they_travel = plan_.tensors[owned.tensor].moments_travel();
     const View moments = with_moments ? moments_of(unit) : View{};
     if (with_moments) copy_moments(unit, arithmetic.row_moments(owned.tensor), moments.data, true);
-    timed(
-        [&] { arithmetic.compute(owned.tensor, computed.unit, matrix_of(work, flight, computed), moments); });
+    counters_.compute_seconds +=
+        timed([&] { arithmetic.compute(owned.tensor, unit, matrix_of(work, flight, computed), moments); });
     ++counters_.matrices;
     if (with_moments) copy_moments(unit, arithmetic.row_moments(owned.tensor), moments.data, false);
     for (; next < work.from_row.size() && work.from_row[next].item == c; ++next) {
       const Transfer& transfer = work.from_row[next];
       place(transfer, true);
-      if (with_moments && transfer.peer)
+      if (they_travel && transfer.peer)
         std::memcpy(flight.inner.data() + transfer.offset +
                         elements_of(transfer.pieces) * element_bytes(plan_.tensors[owned.tensor].update),
                     moments.data, static_cast<size_t>(moments.bytes()));
@@ -380,7 +384,7 @@ void MeshEngine::apply(GroupWork& group, size_t batch, MeshArithmetic& arithmeti
     const int64_t width = element_bytes(plan_.tensors[owned.tensor].update);
     std::byte* message = flight.outer.data() + transfer.offset;
     pack(transfer.pieces, width, End::kLocal, flight.updates.data() + owned.offset, message, true);
-    if (plan_.tensors[owned.tensor].row_moments)
+    if (plan_.tensors[owned.tensor].moments_travel())
       copy_moments(owned.units[transfer.unit], arithmetic.row_moments(owned.tensor),
                    message + elements_of(transfer.pieces) * width, false);
   }
@@ -395,26 +399,27 @@ void MeshEngine::send(const GroupWork& group, const MeshGroup& plan, const Batch
   for (const Sending& sending : work.sendings) {
     Channel& channel = channels_[*group.channel];
     const bool receives = sending.row != group.position->row;
-    for (const auto& [tensor, bytes] : sending.alone) {
-      Parcel parcel{.buffer = {}, .unpack = {}, .tensors = {}, .arithmetic = &arithmetic, .bytes = bytes};
-      if (receives) parcel.tensors.push_back(tensor);
-      const View memory = arithmetic.result(tensor);
-      add(channel, plan, sending.row, memory, std::move(parcel));
+    for (const Result& result : sending.alone) {
+      Parcel parcel{
+          .buffer = {}, .unpack = {}, .results = {}, .arithmetic = &arithmetic, .bytes = result.bytes};
+      if (receives) parcel.results.push_back(result);
+      add(channel, plan, sending.row, result.part.of(arithmetic.result(result.tensor)), std::move(parcel));
     }
     if (sending.packed.empty()) continue;
     Parcel parcel{
-        .buffer = {}, .unpack = {}, .tensors = {}, .arithmetic = &arithmetic, .bytes = sending.packed_bytes};
+        .buffer = {}, .unpack = {}, .results = {}, .arithmetic = &arithmetic, .bytes = sending.packed_bytes};
     if (!free_.empty()) {
       parcel.buffer = std::move(free_.back());
       free_.pop_back();
     }
     grow(parcel.buffer, sending.packed_bytes);
     int64_t at = 0;
-    for (const auto& [tensor, bytes] : sending.packed) {
-      View memory = arithmetic.result(tensor);
+    for (const Result& result : sending.packed) {
+      const View memory = result.part.of(arithmetic.result(result.tensor));
+      const int64_t bytes = result.bytes;
       if (receives) {
         parcel.unpack.emplace_back(memory, at);
-        parcel.tensors.push_back(tensor);
+        parcel.results.push_back(result);
       } else {
         std::memcpy(parcel.buffer.data() + at, memory.data, static_cast<size_t>(bytes));
         std::memset(parcel.buffer.data() + at + bytes, 0,
@@ -461,13 +466,17 @@ void MeshEngine::add(Channel& channel, const MeshGroup& group, size_t row, const
 
 void MeshEngine::send_to_replicas(size_t tensor, const View& memory) {
   const auto& assignment = plan_.assignments[tensor];
-  if (!assignment || memory.bytes() == 0) return;
+  if (!assignment) return;
   const GroupWork& group = groups_[assignment->group];
   if (!group.position || !group.channel) return;
   guarded([&] {
-    add(channels_[*group.channel], plan_.groups[assignment->group],
-        assignment->owners[group.position->replica_group].row, memory,
-        {.buffer = {}, .unpack = {}, .tensors = {}, .arithmetic = nullptr, .bytes = memory.bytes()});
+    const MeshOwner& owner = assignment->owners[group.position->replica_group];
+    for (size_t i = 0; i < owner.rows.size(); ++i) {
+      const View part = assignment->cut.part(i, memory.shape).of(memory);
+      if (part.bytes() == 0) continue;
+      add(channels_[*group.channel], plan_.groups[assignment->group], owner.rows[i], part,
+          {.buffer = {}, .unpack = {}, .results = {}, .arithmetic = nullptr, .bytes = part.bytes()});
+    }
   });
 }
 
@@ -520,7 +529,7 @@ void MeshEngine::poll() {
       channel.parcels.pop_front();
       for (const auto& [view, at] : parcel.unpack)
         std::memcpy(view.data, parcel.buffer.data() + at, static_cast<size_t>(view.bytes()));
-      for (size_t tensor : parcel.tensors) parcel.arithmetic->received(tensor);
+      for (const Result& result : parcel.results) parcel.arithmetic->received(result.tensor, result.part);
       bytes_in_flight_ -= parcel.bytes;
       if (parcel.buffer.size() > 0) free_.push_back(std::move(parcel.buffer));
     }
@@ -558,11 +567,14 @@ void MeshEngine::guarded(Step step) {
   }
 }
 
+/// Runs arithmetic; its seconds.
 template <class Body>
-void MeshEngine::timed(Body body) {
+double MeshEngine::timed(Body body) {
   const auto start = Clock::now();
   body();
-  counters_.arithmetic_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  counters_.arithmetic_seconds += seconds;
+  return seconds;
 }
 
 void MeshEngine::note_in_flight() {

@@ -27,26 +27,28 @@
 
 namespace spolia {
 
-/// What an optimizer computes for the engine. Tensors are numbered as in the plan; `unit` as in
-/// matrix_units(). Called on the thread that uses the engine.
+/// What an optimizer computes for the engine. Tensors are numbered as in the plan. Called on the thread that
+/// uses the engine.
 class MeshArithmetic {
  public:
   virtual ~MeshArithmetic() = default;
 
-  /// On each rank of the owning row, for tensors with matrices: the input of the update, in the shape of the
-  /// shard.
+  /// On each rank of an owning row, for tensors with matrices: the input of the update, in the shape of what
+  /// the rank owns of its shard.
   virtual void fill_update(size_t tensor, const View& update) = 0;
   /// On the rank that computes the matrix, which is whole: [rows, columns]. In place. `row_moments`
   /// ([rows, 1], float32) has data where the tensor has such state.
-  virtual void compute(size_t tensor, size_t unit, const View& matrix, const View& row_moments) = 0;
-  /// On each rank of the owning row: takes the step. `update` has no data where the tensor has no matrices.
+  virtual void compute(size_t tensor, const MatrixUnit& unit, const View& matrix,
+                       const View& row_moments) = 0;
+  /// On each rank of an owning row: takes the step. `update` has no data where the tensor has no matrices.
   virtual void apply(size_t tensor, const View& update) = 0;
   /// On each rank of the mesh: what replicas are sent, dense, of the plan's dtype and the shape of the shard.
   virtual View result(size_t tensor) = 0;
-  /// On each rank of the owning row: NorMuon's state of the whole tensor, dense float32.
+  /// On each rank of an owning row: NorMuon's state, dense float32: of the matrices that the rank computes;
+  /// of all that the row has, where it travels.
   virtual View row_moments(size_t tensor) = 0;
-  /// On replicas: result() has been received.
-  virtual void received(size_t tensor) = 0;
+  /// On replicas: a part of result() has been received.
+  virtual void received(size_t tensor, const LeadingPart& part) = 0;
 };
 
 struct MeshEngineOptions {
@@ -61,6 +63,7 @@ struct MeshCounters {
   int64_t received_bytes = 0;         // as a replica
   int64_t collectives = 0;            // started here: all-to-alls, and buffers broadcast
   double arithmetic_seconds = 0;      // in MeshArithmetic
+  double compute_seconds = 0;         // of these, in compute(): Newton-Schulz
   double exchange_wait_seconds = 0;   // for all-to-alls
   double broadcast_seconds = 0;       // while results were on their way
   double broadcast_wait_seconds = 0;  // of these, spent waiting for them
@@ -82,8 +85,8 @@ class MeshEngine {
   const MeshCounters& counters() const { return counters_; }
 
   /// Steps the parameters of a group of the plan; results may be on their way to the replicas when it
-  /// returns. `arithmetic` is used until wait_all() has returned. Every rank flushes the groups in the same
-  /// order.
+  /// returns: `arithmetic`, and the memory of results, are used until wait_all() has returned, and a group is
+  /// not flushed twice before. Every rank flushes the groups in the same order.
   ///
   /// Throws what the arithmetic throws, on the rank where it does; the groups are then broken, so that the
   /// other ranks do not wait. Values of parameters are unspecified after a failure.
@@ -92,8 +95,8 @@ class MeshEngine {
   /// flush_group() has met and thrown it.
   void wait_all();
 
-  /// From the owning row to the replicas, as results go; until wait_all() the memory is the engine's. Dense,
-  /// of as many bytes on every rank of a column. Every rank of the mesh calls it alike.
+  /// From the owning rows, of each its part, to the replicas, as results go; until wait_all() the memory is
+  /// the engine's. Dense, of the same shape on every rank of a column. Every rank of the mesh calls it alike.
   void send_to_replicas(size_t tensor, const View& memory);
 
  private:
@@ -106,9 +109,9 @@ class MeshEngine {
     int64_t offset = 0;          // bytes in the buffer
     std::vector<UnitPiece> pieces;
   };
-  struct Owned {  // a tensor whose step this row takes
+  struct Owned {  // a tensor whose step this row takes, or takes for its part
     size_t tensor = 0;
-    Dims local_shape;
+    Dims local_shape;    // of what this rank owns
     int64_t offset = 0;  // in the buffer of updates
     std::vector<MatrixUnit> units;
   };
@@ -117,9 +120,14 @@ class MeshEngine {
     int64_t offset = 0;  // in the buffer of matrices, or where it is in place, in that of updates
     bool in_place = false;
   };
+  struct Result {
+    size_t tensor = 0;
+    LeadingPart part;
+    int64_t bytes = 0;
+  };
   struct Sending {  // results of one row
     size_t row = 0;
-    std::vector<std::pair<size_t, int64_t>> alone, packed;  // tensors and their bytes
+    std::vector<Result> alone, packed;
     int64_t packed_bytes = 0;
   };
   /// What this rank does for a batch. Messages have one layout both ways.
@@ -147,7 +155,7 @@ class MeshEngine {
   struct Parcel {
     Buffer buffer;
     std::vector<std::pair<View, int64_t>> unpack;  // where parts of the buffer go, and where they lie in it
-    std::vector<size_t> tensors;                   // received by this rank
+    std::vector<Result> results;                   // received by this rank
     MeshArithmetic* arithmetic = nullptr;
     int64_t bytes = 0;
   };
@@ -179,7 +187,7 @@ class MeshEngine {
   template <class Step>
   void guarded(Step step);
   template <class Body>
-  void timed(Body body);
+  double timed(Body body);
   void note_in_flight();
 
   const MeshPlan plan_;

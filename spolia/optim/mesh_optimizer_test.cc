@@ -147,6 +147,46 @@ TEST(MeshOptimizer, FusedMatricesAreSplitByLogicalRows) {
   });
 }
 
+/// Parameters that are so much of the work that several rows own each.
+MeshCase large_tensors(const std::string& layout) {
+  MeshCase test;
+  test.add("experts", {6, 5, 4}, layout, {MatrixKind::kBatch, {}});
+  test.add("fused", {9, 6, 3}, layout, {MatrixKind::kBatch, stacked_rows({2, 4})});
+  test.add("embed", {12, 3},
+           layout == "[shard(2), replicate] over 2x2" ? "[shard(1), replicate] over 2x2" : layout)
+      .adamw = true;
+  return test;
+}
+
+void expect_parts(const MeshPlan& plan) {
+  for (const auto& assignment : plan.assignments)
+    for (const MeshOwner& owner : assignment->owners) EXPECT_GT(owner.rows.size(), 1u) << plan.text();
+}
+
+TEST(MeshOptimizer, LargeTensorsAreOwnedInParts) {
+  for (const char* layout :
+       {"[replicate] over 4", "[replicate, shard(0)] over 2x2", "[replicate, shard(1)] over 2x2",
+        "[shard(2), replicate] over 2x2", "[replicate, strided(0, 2)] over 2x2",
+        "[replicate, replicate] over 2x2", "[ragged([0], [2, 1]), replicate] over 2x2",
+        "[shard(0), replicate, shard(0)] over 2x2x2", "[replicate, shard(0), shard(1)] over 2x2x2"})
+    for (int64_t batch_bytes : {1, 1 << 20})
+      for (int64_t pack_below : {0, 1 << 20}) {
+        SCOPED_TRACE(layout);
+        MeshCase test = large_tensors(layout);
+        test.options.batch_bytes = batch_bytes;
+        test.options.engine.pack_below = pack_below;
+        const auto ranks = static_cast<int>(test.tensors[0].layout->mesh().ranks().size());
+        test.expect_steps_of_one_rank(ranks, 10, 2e-5, [](MeshCase::Rank& rank, World& world) {
+          expect_parts(rank.muon->plan());
+          expect_parts(rank.adamw->plan());
+          int64_t matrices = 0;
+          for (int64_t n : all_gather_number(*world.all(), rank.muon->newton_schulz().matrices()))
+            matrices += n;
+          EXPECT_EQ(matrices, 10 * (6 + 2 * 9));
+        });
+      }
+}
+
 TEST(MeshOptimizer, EachMatrixIsComputedOnce) {
   MeshCase test = all_layouts(4);
   test.add("frozen", {4, 4}, "[replicate, shard(0)] over 2x2").frozen = true;
@@ -254,6 +294,15 @@ TEST(MeshOptimizer, SixteenReplicasOnNodesOfSix) {
     }
 }
 
+TEST(MeshOptimizer, PartsInReplicaGroupsOfUnequalSizes) {
+  MeshCase test = large_tensors("[replicate] over 8");
+  test.launched.ranks_per_host = 3;  // and a host of two
+  test.expect_steps_of_one_rank(8, 4, 2e-5, [](MeshCase::Rank& rank, World&) {
+    EXPECT_EQ(rank.muon->plan().assignments[0]->owners.size(), 3u);
+    for (const MeshOwner& owner : rank.muon->plan().assignments[0]->owners) EXPECT_EQ(owner.rows.size(), 2u);
+  });
+}
+
 TEST(MeshOptimizer, MeshesOfUnequalSizesOnUnequalHosts) {
   MeshCase test;
   test.launched.ranks_per_host = 4;  // and a host of two
@@ -343,28 +392,50 @@ TEST(MeshOptimizer, NorMuonHasTheBitsOfOneRank) {
   test.add("a", {8, 6}, "[replicate, shard(0)] over 2x2");
   test.add("b", {6, 9}, "[shard(1), replicate] over 2x2");
   test.add("experts", {4, 3, 5}, "[shard(0), replicate] over 2x2", {MatrixKind::kBatch, {}});
+  test.add("mixed", {5, 4, 3}, "[shard(0), shard(2)] over 2x2", {MatrixKind::kBatch, {}});
+  test.add("ragged", {3, 2, 4, 3}, "[ragged([0, 1], [2, 1]), replicate] over 2x2", {MatrixKind::kBatch, {}});
   test.add("qkv", {12, 9}, "[shard(0), shard(0)] over 2x2",
            {MatrixKind::kMatrix, interleaved_rows(2, {2, 2, 2})});
   expect_bits_of_one_rank(test, 4, 6);
 }
 
+TEST(MeshOptimizer, PartsHaveTheBitsOfOneRank) {
+  for (const bool normuon : {false, true})
+    for (const bool masters : {false, true}) {
+      MeshCase test;
+      test.options.local.masters = masters;
+      if (normuon) test.muon.normuon = NorMuonOptions{};
+      const MatrixRule experts{MatrixKind::kBatch, {}};
+      test.add("a", {5, 4, 6}, "[replicate] over 4", experts, DType::kBFloat16);
+      test.add("b", {3, 2, 4, 6}, "[replicate, shard(2)] over 2x2", experts, DType::kBFloat16);
+      test.add("c", {8, 2, 5, 6}, "[strided(0, 2), replicate] over 2x2",
+               {MatrixKind::kBatch, interleaved_rows(1, {2, 3})}, DType::kBFloat16);
+      test.add("d", {9, 5, 6}, "[shard(0), replicate] over 2x2", experts, DType::kBFloat16);
+      expect_bits_of_one_rank(test, 4, 6);
+      launch(4, [&](World& world) { expect_parts(test.make(world).muon->plan()); });
+    }
+}
+
 TEST(MeshOptimizer, MastersOfTheCallerReachTheReplicas) {
-  launch(2, [&](World& world) {
-    Elements value(DType::kBFloat16, {4, 6}, random_values(24)),
-        master(DType::kFloat32, {4, 6}, random_values(24)),
-        gradient(DType::kFloat32, {4, 6}, random_values(24, 5));
-    MeshMuonGroup group{{{{"w", value.view(), gradient.view(), master.view(), false, {}},
-                          {4, 6},
-                          std::make_shared<const Layout>(parse_layout("[replicate] over 2"))}},
-                        {}};
-    MeshMuon optimizer(world, {std::move(group)});
-    optimizer.step();
-    optimizer.require_equal_replicas();
-    Elements rounded(DType::kBFloat16, {4, 6}, master.values());
-    EXPECT_EQ(rounded.bytes, value.bytes);
-    EXPECT_NE(master.values(), random_values(24));
-    EXPECT_EQ(optimizer.state().size(), optimizer.plan().has_state(0, world.rank()) ? 1u : 0u);
-  });
+  for (const Dims& shape : {Dims{4, 6}, Dims{4, 2, 3}})  // owned by one row, and by two
+    launch(2, [&](World& world) {
+      Elements value(DType::kBFloat16, shape, random_values(24)),
+          master(DType::kFloat32, shape, random_values(24)),
+          gradient(DType::kFloat32, shape, random_values(24, 5));
+      const MatrixRule rule{shape.size() == 2 ? MatrixKind::kMatrix : MatrixKind::kBatch, {}};
+      MeshMuonGroup group{{{{"w", value.view(), gradient.view(), master.view(), false, rule},
+                            shape,
+                            std::make_shared<const Layout>(parse_layout("[replicate] over 2"))}},
+                          {}};
+      MeshMuon optimizer(world, {std::move(group)});
+      optimizer.step();
+      optimizer.require_equal_replicas();
+      Elements rounded(DType::kBFloat16, shape, master.values());
+      EXPECT_EQ(rounded.bytes, value.bytes);
+      const std::vector<double> before = random_values(24), after = master.values();
+      for (size_t i = 0; i < after.size(); ++i) EXPECT_NE(after[i], before[i]);
+      EXPECT_EQ(optimizer.state().size(), optimizer.plan().has_state(0, world.rank()) ? 1u : 0u);
+    });
 }
 
 TEST(MeshOptimizer, TheHookSeesEachMatrixOnce) {
@@ -468,7 +539,7 @@ TEST(MeshOptimizer, ParametersOfOneRankAlone) {
       ++seen;
       std::memset(update.data, 0, static_cast<size_t>(update.bytes()));
     });
-    local.set_update_hook([&](const OptimizerParameter&, const View& update) {
+    local.set_update_hook([&](const OptimizerParameter&, const MatrixUnit&, const View& update) {
       std::memset(update.data, 0, static_cast<size_t>(update.bytes()));
     });
     optimizer.step();

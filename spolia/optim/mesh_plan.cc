@@ -5,12 +5,9 @@
 #include <numeric>
 #include <set>
 
-#include <fmt/ranges.h>
-
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/text.h"
-#include "spolia/optim/newton_schulz.h"
 
 namespace spolia {
 namespace {
@@ -57,8 +54,51 @@ struct Draft {
   int64_t work = 0;
   std::vector<MatrixUnit> units;
   std::vector<std::optional<size_t>> holders;  // of each unit, the place that has all of it
-  std::vector<int64_t> elements;               // by place
+  std::vector<Dims> shards;                    // by place, their shapes
+  LeadingCut cut;                              // for the owning rows
+  std::vector<size_t> unit_parts;              // of each unit, the part that has it
+  int64_t fills_up = 0;  // where its parts may have any sizes: the indices of each shard that has some
 };
+
+/// Whether a placement cuts the leading dim of a tensor.
+bool cuts_leading(const Placement& placement) {
+  if (const auto* shard = std::get_if<Shard>(&placement)) return shard->dim == 0;
+  if (const auto* strided = std::get_if<StridedShard>(&placement)) return strided->dim == 0;
+  return std::holds_alternative<RaggedShard>(placement);
+}
+
+/// Whether each matrix is in one part, however many parts of the shards' leading dim there are.
+bool can_be_cut(const MeshTensor& tensor, const Layout& layout) {
+  if (!tensor.matrices) return true;
+  if (tensor.matrices->kind != MatrixKind::kBatch) return false;
+  const auto placements = layout.placements();
+  return std::none_of(placements.begin(), placements.end(), [&](const Placement& placement) {
+    const auto* ragged = std::get_if<RaggedShard>(&placement);
+    // Parts of a leading dim that shards cut too are not the same on all ranks of a row, as moments there
+    // are.
+    return (ragged && ragged->dims.size() > 1) || (tensor.moments_travel() && cuts_leading(placement));
+  });
+}
+
+/// The part that has each index of the leading dim.
+std::vector<size_t> parts_of_leading(const MeshGroup& group, int64_t size, const LeadingCut& cut) {
+  std::vector<Placement> placements;
+  for (const Placement& placement : group.layout.placements())
+    placements.push_back(cuts_leading(placement) ? placement : Replicate{});
+  const Layout leading(group.layout.mesh(), std::move(placements));
+  std::vector<size_t> parts(static_cast<size_t>(size));
+  for (int64_t rank : group.rows[0]) {
+    const RankShard shard = leading.shard(Dims{size}, rank);
+    const int64_t held = shard.local_shape[0];
+    for (const LocalBox& box : shard.boxes)
+      for (int64_t i = 0; i < box.global.sizes[0]; ++i) {
+        const int64_t local = box.local_offset + i * box.local_strides[0];
+        size_t& part = parts[static_cast<size_t>(box.global.offsets[0] + i)];
+        for (part = 0; cut.begin(part + 1, held) <= local;) ++part;
+      }
+  }
+  return parts;
+}
 
 class Planner {
  public:
@@ -80,14 +120,13 @@ class Planner {
 
   MeshPlan run() {
     order_groups();
-    for (size_t g = 0; g < plan_.groups.size(); ++g) {
-      std::vector<size_t> members;
-      for (size_t t = 0; t < drafts_.size(); ++t)
-        if (drafts_[t].group == g && !plan_.tensors[t].frozen) members.push_back(t);
-      std::stable_sort(members.begin(), members.end(),
-                       [&](size_t a, size_t b) { return drafts_[a].work > drafts_[b].work; });
-      for (size_t t : members) add_to_batch(t);
-    }
+    cut_large_tensors();
+    for (bool filling_up : {false, true})
+      for (size_t g = 0; g < plan_.groups.size(); ++g)
+        for (size_t t : members_of(g))
+          if ((drafts_[t].fills_up > 0) == filling_up) assign(t);
+    for (size_t g = 0; g < plan_.groups.size(); ++g)
+      for (size_t t : members_of(g)) add_to_batch(t);
     return std::move(plan_);
   }
 
@@ -109,7 +148,8 @@ class Planner {
     for (const MatrixUnit& unit : draft.units) draft.work = checked_add(draft.work, unit.work);
     draft.holders.resize(draft.units.size());
     const std::vector<RankShard>& shards = shards_of(draft.group, tensor.shape);
-    for (const RankShard& shard : shards) draft.elements.push_back(numel(shard.local_shape));
+    for (const RankShard& shard : shards) draft.shards.push_back(shard.local_shape);
+    draft.unit_parts.resize(draft.units.size());
     for (size_t u = 0; u < draft.units.size(); ++u)
       for (size_t place = 0; place < shards.size(); ++place) {
         int64_t held = 0;
@@ -145,82 +185,186 @@ class Planner {
     for (Draft& draft : drafts_) draft.group = place_in_order[draft.group];
   }
 
+  /// Those of which one row would have a tenth of a rank's fair share or more, in as many parts as there are
+  /// rows for.
+  void cut_large_tensors() {
+    std::set<int64_t> ranks;
+    double work = 0;
+    for (size_t t = 0; t < drafts_.size(); ++t) {
+      const auto all = plan_.groups[drafts_[t].group].layout.mesh().ranks();
+      ranks.insert(all.begin(), all.end());
+      if (!plan_.tensors[t].frozen)
+        work += static_cast<double>(drafts_[t].work) *
+                static_cast<double>(plan_.groups[drafts_[t].group].replica_groups.size());
+    }
+    const double share = work / static_cast<double>(std::max<size_t>(ranks.size(), 1));
+    for (size_t t = 0; t < drafts_.size(); ++t) {
+      const MeshTensor& tensor = plan_.tensors[t];
+      Draft& draft = drafts_[t];
+      const MeshGroup& group = plan_.groups[draft.group];
+      if (draft.work == 0 || tensor.shape.empty() || !can_be_cut(tensor, group.layout) ||
+          static_cast<double>(draft.work) * 10 < share * static_cast<double>(group.rows[0].size()))
+        continue;
+      int64_t most = 0, least = 0;  // indices of a shard that has some
+      for (const Dims& shard : draft.shards) {
+        most = std::max(most, shard[0]);
+        if (shard[0] > 0) least = least == 0 ? shard[0] : std::min(least, shard[0]);
+      }
+      int64_t parts = most;
+      for (const auto& rows : group.replica_groups) parts = std::min(parts, std::ssize(rows));
+      if (parts < 2) continue;
+      draft.cut.parts = static_cast<size_t>(parts);
+      if (tensor.matrices && least == most) draft.fills_up = most;
+    }
+  }
+
+  /// The tensors of a group, those with the most work first.
+  std::vector<size_t> members_of(size_t group) const {
+    std::vector<size_t> members;
+    for (size_t t = 0; t < drafts_.size(); ++t)
+      if (drafts_[t].group == group && !plan_.tensors[t].frozen) members.push_back(t);
+    std::stable_sort(members.begin(), members.end(),
+                     [&](size_t a, size_t b) { return drafts_[a].work > drafts_[b].work; });
+    return members;
+  }
+
+  void assign(size_t t) {
+    Draft& draft = drafts_[t];
+    const MeshTensor& tensor = plan_.tensors[t];
+    const MeshGroup& group = plan_.groups[draft.group];
+    if (draft.fills_up > 0) share_out(draft, group);
+    if (draft.cut.parts > 1 && tensor.matrices) {
+      const std::vector<size_t> of_leading = parts_of_leading(group, tensor.shape[0], draft.cut);
+      for (size_t u = 0; u < draft.units.size(); ++u)
+        draft.unit_parts[u] = of_leading[static_cast<size_t>(draft.units[u].boxes[0].offsets[0])];
+    }
+    MeshPlan::Assignment& assignment = plan_.assignments[t].emplace();
+    assignment.group = draft.group;
+    assignment.cut = draft.cut;
+    for (const auto& rows : group.replica_groups) assignment.owners.push_back(choose(draft, group, rows));
+  }
+
+  /// Gives one index of the shards after the other to the row of the first replica group that is then least
+  /// busy: what its busiest rank has to do where matrices stay with who holds them, else its mean.
+  void share_out(Draft& draft, const MeshGroup& group) const {
+    const bool held = std::any_of(draft.holders.begin(), draft.holders.end(),
+                                  [](const auto& holder) { return holder.has_value(); });
+    std::vector<std::pair<double, int64_t>> rows;  // the rows' loads and indices
+    for (size_t row : group.replica_groups[0]) {
+      double sum = 0, most = 0;
+      for (int64_t rank : group.rows[row]) {
+        const auto load = static_cast<double>(plan_.loads[static_cast<size_t>(rank)]);
+        sum += load;
+        most = std::max(most, load);
+      }
+      rows.emplace_back(held ? most : sum / static_cast<double>(group.rows[row].size()), 0);
+    }
+    std::stable_sort(rows.begin(), rows.end());
+    rows.resize(draft.cut.parts);
+    const double each =
+        static_cast<double>(draft.work) / static_cast<double>(draft.fills_up * std::ssize(draft.shards));
+    for (int64_t i = 0; i < draft.fills_up; ++i) {
+      auto& [load, indices] = *std::min_element(
+          rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      load += each;
+      ++indices;
+    }
+    draft.cut = {};
+    for (const auto& [load, indices] : rows)
+      if (indices > 0) draft.cut.shares.push_back(indices);
+    std::sort(draft.cut.shares.rbegin(), draft.cut.shares.rend());
+    draft.cut.parts = draft.cut.shares.size();
+  }
+
   void add_to_batch(size_t t) {
     const Draft& draft = drafts_[t];
     const MeshTensor& tensor = plan_.tensors[t];
     MeshGroup& group = plan_.groups[draft.group];
     const int64_t bytes =
-        checked_mul(ceil_div(numel(tensor.shape), std::ssize(group.rows[0])), element_bytes(tensor.update));
+        checked_mul(ceil_div(numel(tensor.shape),
+                             checked_mul(std::ssize(group.rows[0]), static_cast<int64_t>(draft.cut.parts))),
+                    element_bytes(tensor.update));
     if (group.batches.empty() || bytes > options_.batch_bytes - group.batches.back().bytes)
       group.batches.emplace_back();
     MeshBatch& batch = group.batches.back();
     batch.tensors.push_back(t);
     batch.bytes = checked_add(batch.bytes, bytes);
     for (const auto& holder : draft.holders)
-      batch.exchanges |= group.rows[0].size() > 1 && (!holder || tensor.row_moments);
-    MeshPlan::Assignment& assignment = plan_.assignments[t].emplace();
-    assignment.group = draft.group;
-    assignment.batch = group.batches.size() - 1;
-    for (const auto& rows : group.replica_groups) assignment.owners.push_back(choose(draft, group, rows));
+      batch.exchanges |= group.rows[0].size() > 1 && (!holder || tensor.moments_travel());
+    plan_.assignments[t]->batch = group.batches.size() - 1;
   }
 
-  /// The owner among `rows`, whose work is booked.
+  /// The owner among `rows`, whose work is booked. Each part, the larger ones first, goes to the row that is
+  /// best for it.
   MeshOwner choose(const Draft& draft, const MeshGroup& group, const std::vector<size_t>& rows) {
-    const size_t turn = turn_++;
-    std::optional<MeshOwner> best;
-    std::pair<int64_t, int64_t> best_key;
-    std::vector<int64_t> best_loads, loads;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const size_t row = rows[(turn + i) % rows.size()];
-      const std::vector<int64_t>& ranks = group.rows[row];
-      std::vector<int64_t> before;
-      for (int64_t rank : ranks) before.push_back(plan_.loads[static_cast<size_t>(rank)]);
-      loads = before;
-      std::vector<size_t> places = place_units(draft, turn / rows.size(), loads);
-      // The busiest of those who get something; where that is the same, what the whole row has to do.
-      int64_t load = 0, added = 0;
-      for (size_t place = 0; place < loads.size(); ++place) {
-        if (loads[place] != before[place]) load = std::max(load, loads[place]);
-        added += loads[place];
+    MeshOwner owner{{}, std::vector<int64_t>(draft.units.size())};
+    for (size_t part = 0; part < draft.cut.parts; ++part) {
+      const size_t turn = turn_++;
+      std::optional<size_t> best;
+      std::pair<int64_t, int64_t> best_key;
+      Booking best_booking;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const size_t row = rows[(turn + i) % rows.size()];
+        if (owner.part_of(row)) continue;
+        std::vector<int64_t> before;
+        for (int64_t rank : group.rows[row]) before.push_back(plan_.loads[static_cast<size_t>(rank)]);
+        Booking booking = book(draft, part, turn / rows.size(), before);
+        // The busiest of those who get something; where that is the same, what the whole row has to do.
+        std::pair<int64_t, int64_t> key{0, 0};
+        for (size_t place = 0; place < before.size(); ++place) {
+          const int64_t load = booking.loads[place];
+          if (load != before[place]) key.first = std::max(key.first, load);
+          key.second += load;
+        }
+        if (best && key >= best_key) continue;
+        best = row;
+        best_key = key;
+        best_booking = std::move(booking);
       }
-      const std::pair key{load, added};
-      if (best && key >= best_key) continue;
-      best_key = key;
-      best_loads = loads;
-      best.emplace(MeshOwner{row, {}});
-      for (size_t place : places) best->units.push_back(ranks[place]);
+      owner.rows.push_back(*best);
+      const std::vector<int64_t>& ranks = group.rows[*best];
+      for (size_t place = 0; place < ranks.size(); ++place)
+        plan_.loads[static_cast<size_t>(ranks[place])] = best_booking.loads[place];
+      for (const auto& [unit, place] : best_booking.units) owner.units[unit] = ranks[place];
     }
-    for (size_t place = 0; place < best_loads.size(); ++place)
-      plan_.loads[static_cast<size_t>(group.rows[best->row][place])] = best_loads[place];
-    return *best;
+    return owner;
   }
 
-  /// The place of each unit in a row with these loads, which grow.
-  static std::vector<size_t> place_units(const Draft& draft, size_t turn, std::vector<int64_t>& loads) {
-    std::vector<size_t> places(draft.units.size());
+  /// What a row would have to do by then, and the place of each unit.
+  struct Booking {
+    std::vector<int64_t> loads;  // by place
+    std::vector<std::pair<size_t, size_t>> units;
+  };
+  static Booking book(const Draft& draft, size_t part, size_t turn, std::vector<int64_t> loads) {
+    Booking booking{std::move(loads), {}};
+    auto add = [&](size_t unit, size_t place) {
+      booking.units.emplace_back(unit, place);
+      booking.loads[place] += draft.units[unit].work;
+    };
+    const size_t places = booking.loads.size();
     if (draft.units.empty())
-      for (size_t place = 0; place < loads.size(); ++place) loads[place] += draft.elements[place];
+      for (size_t place = 0; place < places; ++place)
+        booking.loads[place] +=
+            numel(draft.cut.part(part, draft.shards[place]).shape_of(draft.shards[place]));
     std::vector<size_t> free;
-    for (size_t u = 0; u < places.size(); ++u) {
-      if (!draft.holders[u]) {
+    for (size_t u = 0; u < draft.units.size(); ++u) {
+      if (draft.unit_parts[u] != part) continue;
+      if (draft.holders[u]) {
+        add(u, *draft.holders[u]);
+      } else {
         free.push_back(u);
-        continue;
       }
-      places[u] = *draft.holders[u];
-      loads[places[u]] += draft.units[u].work;
     }
     std::stable_sort(free.begin(), free.end(),
                      [&](size_t a, size_t b) { return draft.units[a].work > draft.units[b].work; });
     for (size_t u : free) {
-      size_t least = turn % loads.size();
-      for (size_t i = 1; i < loads.size(); ++i) {
-        const size_t place = (turn + i) % loads.size();
-        if (loads[place] < loads[least]) least = place;
-      }
-      places[u] = least;
-      loads[least] += draft.units[u].work;
+      size_t least = turn % places;
+      for (size_t i = 1; i < places; ++i)
+        if (const size_t place = (turn + i) % places; booking.loads[place] < booking.loads[least])
+          least = place;
+      add(u, least);
     }
-    return places;
+    return booking;
   }
 
   const MeshPlanOptions& options_;
@@ -231,61 +375,6 @@ class Planner {
 };
 
 }  // namespace
-
-std::vector<MatrixUnit> matrix_units(const MatrixRule& rule, std::span<const int64_t> shape) {
-  const MatrixShape matrices = matrix_shape(rule, shape);
-  std::vector<MatrixUnit> units;
-  if (numel(shape) == 0) return units;
-  const std::vector<RowPart> parts =
-      rule.parts.empty() ? std::vector<RowPart>{{{0, matrices.rows}}} : rule.parts;
-  const size_t row_dim = rule.kind == MatrixKind::kBatch ? shape.size() - 2 : 0;
-  const Dims batch_strides = row_major_strides(shape.first(row_dim));
-  for (int64_t number = 0; number < matrices.batch; ++number) {
-    Box matrix = whole(shape);
-    for (size_t d = 0; d < row_dim; ++d) {
-      matrix.offsets[d] = number / batch_strides[d] % shape[d];
-      matrix.sizes[d] = 1;
-    }
-    for (const RowPart& part : parts) {
-      MatrixUnit unit;
-      unit.columns = matrices.columns;
-      for (const RowRange& range : part) {
-        if (range.begin == range.end) continue;
-        Box box = matrix;
-        box.offsets[row_dim] = range.begin;
-        box.sizes[row_dim] = range.end - range.begin;
-        unit.boxes.push_back(std::move(box));
-        unit.rows += range.end - range.begin;
-        unit.moment_rows.push_back(
-            {number * matrices.rows + range.begin, number * matrices.rows + range.end});
-      }
-      if (unit.rows == 0) continue;
-      unit.work = newton_schulz_work(unit.rows, unit.columns);
-      units.push_back(std::move(unit));
-    }
-  }
-  return units;
-}
-
-std::vector<UnitPiece> unit_pieces(const MatrixUnit& unit, const RankShard& shard) {
-  std::vector<UnitPiece> pieces;
-  int64_t before = 0;  // elements of the boxes before
-  for (const Box& box : unit.boxes) {
-    const Dims strides = row_major_strides(box.sizes);
-    for (const LocalBox& local : shard.boxes) {
-      const Box common = intersect(box, local.global);
-      if (common.empty()) continue;
-      UnitPiece piece{common.sizes, local.local_offset, local.local_strides, before, strides};
-      for (size_t d = 0; d < common.ndim(); ++d) {
-        piece.local_offset += (common.offsets[d] - local.global.offsets[d]) * local.local_strides[d];
-        piece.unit_offset += (common.offsets[d] - box.offsets[d]) * strides[d];
-      }
-      pieces.push_back(std::move(piece));
-    }
-    before += box.numel();
-  }
-  return pieces;
-}
 
 std::vector<std::vector<size_t>> split_replicas(std::span<const std::vector<int64_t>> rows,
                                                 std::span<const int64_t> hosts, int64_t count) {
@@ -370,9 +459,19 @@ const MeshOwner* MeshPlan::owner_for(size_t tensor, int64_t rank) const {
   return position ? &assignments[tensor]->owners[position->replica_group] : nullptr;
 }
 
-bool MeshPlan::has_state(size_t tensor, int64_t rank) const {
+std::optional<size_t> MeshOwner::part_of(size_t row) const {
+  const auto found = std::find(rows.begin(), rows.end(), row);
+  return found == rows.end() ? std::nullopt : std::optional(static_cast<size_t>(found - rows.begin()));
+}
+
+std::optional<LeadingPart> MeshPlan::owned_part(size_t tensor, int64_t rank) const {
   const MeshOwner* owner = owner_for(tensor, rank);
-  return owner && groups[assignments[tensor]->group].position_of(rank)->row == owner->row;
+  if (!owner) return std::nullopt;
+  const Assignment& assignment = *assignments[tensor];
+  const MeshGroup& group = groups[assignment.group];
+  const std::optional<size_t> part = owner->part_of(group.position_of(rank)->row);
+  if (!part) return std::nullopt;
+  return assignment.cut.part(*part, group.layout.shard(tensors[tensor].shape, rank).local_shape);
 }
 
 std::shared_ptr<const Layout> MeshPlan::state_layout(size_t tensor) const {
@@ -392,56 +491,15 @@ std::shared_ptr<const Layout> MeshPlan::state_layout(size_t tensor) const {
     shape.push_back(mesh.shape()[d]);
     placements.push_back(placement);
   }
+  if (assignment.cut.parts > 1) {
+    shape.push_back(static_cast<int64_t>(assignment.cut.parts));
+    placements.push_back(assignment.cut.placement());
+  }
   for (const MeshOwner& owner : assignment.owners)
-    ranks.insert(ranks.end(), group.rows[owner.row].begin(), group.rows[owner.row].end());
+    for (size_t place = 0; place < group.rows[0].size(); ++place)
+      for (size_t row : owner.rows) ranks.push_back(group.rows[row][place]);
   return std::make_shared<const Layout>(DeviceMesh(std::move(shape), {}, std::move(ranks)),
                                         std::move(placements));
-}
-
-std::string MeshPlan::text() const {
-  std::string out;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    const MeshGroup& group = groups[g];
-    out += fmt::format("group {}: {}\n", g, group.layout.text());
-    for (size_t row = 0; row < group.rows.size(); ++row)
-      out += fmt::format("  row {} at {}: ranks {}\n", row, list_text(group.coordinates(row)),
-                         list_text(group.rows[row]));
-    for (size_t r = 0; r < group.replica_groups.size() && group.replica_groups.size() > 1; ++r)
-      out += fmt::format("  replica group {}: rows [{}]\n", r, fmt::join(group.replica_groups[r], ", "));
-    for (size_t b = 0; b < group.batches.size(); ++b) {
-      const MeshBatch& batch = group.batches[b];
-      out += fmt::format("  batch {}: {}{}\n", b, human_bytes(batch.bytes),
-                         batch.exchanges ? ", gathered within rows" : "");
-      for (size_t t : batch.tensors) {
-        out += fmt::format("    {} {} {}:", quote(tensors[t].name), name_of(tensors[t].dtype),
-                           shape_text(tensors[t].shape));
-        for (const MeshOwner& owner : assignments[t]->owners) {
-          out += fmt::format(" row {} at {}", owner.row, list_text(group.coordinates(owner.row)));
-          if (!owner.units.empty()) out += fmt::format(", matrices on {}", list_text(owner.units));
-          out += ';';
-        }
-        out.back() = '\n';
-      }
-    }
-  }
-  for (const MeshTensor& tensor : tensors)
-    if (tensor.frozen) out += fmt::format("frozen: {}\n", quote(tensor.name));
-  out += fmt::format("loads: {}\n", list_text(loads));
-  return out;
-}
-
-std::string MeshPlan::owned_text(int64_t rank) const {
-  std::string out;
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    if (!has_state(t, rank)) continue;
-    const MeshOwner& owner = *owner_for(t, rank);
-    out += fmt::format("{}: row {}", quote(tensors[t].name), owner.row);
-    if (!owner.units.empty())
-      out += fmt::format(", {} of {} matrices", std::count(owner.units.begin(), owner.units.end(), rank),
-                         owner.units.size());
-    out += '\n';
-  }
-  return out;
 }
 
 MeshPlan plan_mesh(std::vector<MeshTensor> tensors, const MeshPlanOptions& options) {

@@ -6,6 +6,11 @@
 // replicas are sent the result. What needs whole matrices is gathered within that row, each matrix to one
 // rank.
 //
+// A parameter with so much work that one row would have visibly more than its share is owned by several rows:
+// each has a part of every shard, along the shard's leading dim. That suits what is elementwise, and batches
+// of matrices, as experts are: a matrix is then all in one row's parts. The parts of such a batch are as
+// large as to fill up what other parameters left uneven, where all shards have as many indices.
+//
 // Where there are more replicas than a host has ranks, rows are put into replica groups by host. Each group
 // has an owner of its own for each parameter, and no result crosses hosts.
 //
@@ -23,8 +28,10 @@
 #include <utility>
 #include <vector>
 
-#include "spolia/layout/layout.h"
-#include "spolia/optim/muon.h"
+#include <nlohmann/json_fwd.hpp>
+
+#include "spolia/optim/leading_part.h"
+#include "spolia/optim/matrix_units.h"
 
 namespace spolia {
 
@@ -37,28 +44,12 @@ struct MeshTensor {
   std::shared_ptr<const Layout> layout;
   bool frozen = false;
   std::optional<MatrixRule> matrices;  // that need to be whole; nothing: each element by itself
-  bool row_moments = false;            // NorMuon's state travels with the update
-};
+  bool row_moments = false;            // there is NorMuon's state
 
-/// A matrix that is orthogonalised by itself.
-struct MatrixUnit {
-  std::vector<Box> boxes;  // of the tensor, one below the other in the matrix
-  int64_t rows = 0, columns = 0;
-  int64_t work = 0;     // newton_schulz_work()
-  RowPart moment_rows;  // its rows among those of all matrices of the tensor
+  /// Whether that travels with the update: each rank of a row has all of it. Where matrices are whole on the
+  /// ranks, it is cut as they are.
+  bool moments_travel() const { return row_moments && !leaves_whole(*matrices, shape, *layout); }
 };
-/// The matrices of a tensor that have elements: batch by batch, part by part.
-std::vector<MatrixUnit> matrix_units(const MatrixRule& rule, std::span<const int64_t> shape);
-
-/// Common elements of a matrix and a rank's shard. Offsets and strides count elements.
-struct UnitPiece {
-  Dims sizes;
-  int64_t local_offset = 0;
-  Dims local_strides;
-  int64_t unit_offset = 0;
-  Dims unit_strides;
-};
-std::vector<UnitPiece> unit_pieces(const MatrixUnit& unit, const RankShard& shard);
 
 struct MeshPlanOptions {
   /// What the update of a batch's shards takes on a rank; a larger tensor is a batch by itself. Positive.
@@ -71,8 +62,11 @@ struct MeshPlanOptions {
 
 /// The owner of a parameter in one replica group.
 struct MeshOwner {
-  size_t row = 0;
+  std::vector<size_t> rows;    // mostly one; of several each has its part of all shards, in this order
   std::vector<int64_t> units;  // the rank that computes each of matrix_units()
+
+  /// The number of a row's part; nothing where it is not among them.
+  std::optional<size_t> part_of(size_t row) const;
 };
 
 struct MeshBatch {
@@ -101,6 +95,7 @@ struct MeshGroup {
 struct MeshPlan {
   struct Assignment {
     size_t group = 0, batch = 0;
+    LeadingCut cut;                 // of each shard, for the rows of an owner
     std::vector<MeshOwner> owners;  // by replica group
   };
 
@@ -112,10 +107,12 @@ struct MeshPlan {
   /// The owner in the replica group of `rank`; nullptr where the tensor is frozen, or the rank outside its
   /// mesh.
   const MeshOwner* owner_for(size_t tensor, int64_t rank) const;
-  /// Whether `rank` is in a row that owns the tensor.
-  bool has_state(size_t tensor, int64_t rank) const;
-  /// How the ranks that own the tensor share its state: the shards of its layout over the owning row; of
-  /// several, the first mesh dim counts them. Precondition: it is not frozen.
+  /// What `rank` owns of its shard of the tensor; nothing where it is in no row that owns some.
+  std::optional<LeadingPart> owned_part(size_t tensor, int64_t rank) const;
+  bool has_state(size_t tensor, int64_t rank) const { return owned_part(tensor, rank).has_value(); }
+  /// How the ranks that own the tensor share its state: the shards of its layout over the owning row. Where
+  /// there are several replica groups, the first mesh dim counts them; where several rows own parts, the last
+  /// one does. Precondition: it is not frozen.
   std::shared_ptr<const Layout> state_layout(size_t tensor) const;
 
   /// For people: groups with their rows and replica groups, batches, of each tensor the owning rows with
@@ -123,6 +120,11 @@ struct MeshPlan {
   std::string text() const;
   /// The tensors of which `rank` has state, and what it computes of them.
   std::string owned_text(int64_t rank) const;
+  /// For programs: {"all": {tensor: {"dtype", "shape", "group", "batch", "owners": [{"rows", "coordinates",
+  /// "matrices": ranks}]}}, "owned": {rank: [tensors]}, "groups": [{"layout", "rows": [{"coordinates",
+  /// "ranks"}], "replica_groups", "batches": [{"bytes", "exchanges", "tensors"}]}], "loads": by rank}. Frozen
+  /// tensors have no group, batch and owners.
+  nlohmann::ordered_json json() const;
 };
 
 /// InvalidArgumentError, naming the tensor, where a layout is Partial or does not suit its shape, a matrix

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 #include <rapidcheck/gtest.h>
 
 #include "spolia/base/error.h"
@@ -195,6 +196,93 @@ TEST(MeshPlan, MatricesOfExpertsAreSpreadOverTheRow) {
   EXPECT_FALSE(local.groups[0].batches[0].exchanges);
 }
 
+const MatrixRule kExperts{MatrixKind::kBatch, {}};
+
+TEST(MeshPlan, LargeTensorsAreSpreadOverTheReplicas) {
+  for (const char* layout :
+       {"[replicate] over 8", "[replicate, shard(0)] over 4x2", "[shard(1), replicate] over 2x4",
+        "[replicate, shard(0), replicate] over 2x2x2", "[replicate, strided(0, 2)] over 4x2",
+        "[shard(0), shard(2), replicate] over 2x2x2", "[ragged([0], [1, 1]), replicate] over 2x4"}) {
+    const MeshPlan plan = plan_mesh({matrix("experts", {32, 16, 24}, layout, kExperts)});
+    expect_even(plan, 1);
+    EXPECT_GT(plan.assignments[0]->owners[0].rows.size(), 1u) << plan.text();
+    if (std::string_view(layout).find("shard(2)") != std::string_view::npos) continue;
+    // One layer's: its experts, and what else it has.
+    std::vector<MeshTensor> tensors = transformer(1, layout);
+    for (const char* name : {"gate", "up", "down"})
+      tensors.push_back(matrix(name, {64, 128, 256}, layout, kExperts));
+    expect_even(plan_mesh(tensors), 1.1);
+  }
+  // Parts fill up what is uneven, to the nearest matrix.
+  std::vector<MeshTensor> uneven{matrix("w", {64, 64}, "[replicate] over 2"),
+                                 matrix("experts", {10, 32, 64}, "[replicate] over 2", kExperts)};
+  const MeshPlan filled = plan_mesh(uneven);
+  EXPECT_EQ(filled.loads, std::vector<int64_t>(2, 7 * 64 * 32 * 32));
+  EXPECT_EQ(filled.assignments[1]->cut.shares, (std::vector<int64_t>{7, 3}));
+  EXPECT_EQ(*filled.state_layout(1), parse_layout(filled.assignments[1]->owners[0].rows[0] == 0
+                                                      ? "[ragged([0], [7, 3])] over 2"
+                                                      : "[ragged([0], [7, 3])] over 2 on [1, 0]"));
+  // Elements too; and what cannot be cut is not.
+  EXPECT_EQ(plan_mesh({elements("embed", {64, 8}, "[replicate] over 4")}).loads,
+            std::vector<int64_t>(4, 128));
+  MeshTensor moments = matrix("normuon", {8, 4, 4}, "[shard(0), replicate, shard(1)] over 2x2x2", kExperts);
+  moments.row_moments = true;
+  for (const MeshTensor& tensor :
+       {matrix("w", {64, 64}, "[replicate] over 4"), elements("scalar", {}, "[replicate] over 4"),
+        matrix("ragged", {4, 4, 4}, "[ragged([0, 1], [3, 1]), replicate] over 2x2", kExperts), moments})
+    EXPECT_EQ(plan_mesh({tensor}).assignments[0]->owners[0].rows.size(), 1u) << tensor.name;
+}
+
+RC_GTEST_PROP(MeshPlan, PartsOfLargeTensorsAreExact, ()) {
+  // Each element is owned once in a replica group, and each matrix lies in the shards of one row.
+  static const std::vector<std::string> kPlacements{"replicate",
+                                                    "shard(0)",
+                                                    "shard(1)",
+                                                    "shard(2)",
+                                                    "strided(0, 2)",
+                                                    "shard(0, balanced)",
+                                                    "strided(1, 3, chunked)"};
+  auto placement = [&] { return kPlacements[static_cast<size_t>(pick(0, std::ssize(kPlacements)))]; };
+  const int64_t rows = pick(1, 6), others = pick(1, 4);
+  const std::string layout = "[" + placement() + ", replicate, " + placement() + "] over 2x" +
+                             std::to_string(rows) + "x" + std::to_string(others);
+  const Dims shape{pick(1, 9), pick(1, 5), pick(1, 5)};
+  const MeshPlan plan = plan_mesh({matrix("w", shape, layout, kExperts)},
+                                  {.hosts = hosts_of(2 * rows * others, pick(1, 7)),
+                                   .replica_groups = pick(0, 2) ? 0 : pick(1, rows + 1)});
+  const MeshPlan::Assignment& assignment = *plan.assignments[0];
+  const MeshGroup& group = plan.groups[0];
+  const auto state = plan.state_layout(0);
+  const std::vector<MatrixUnit> units = matrix_units(kExperts, shape);
+  for (size_t g = 0; g < assignment.owners.size(); ++g) {
+    const MeshOwner& owner = assignment.owners[g];
+    std::vector<int> seen(static_cast<size_t>(numel(shape)));
+    const Dims strides = row_major_strides(shape);
+    for (size_t row : owner.rows) {
+      RC_ASSERT(std::count(group.replica_groups[g].begin(), group.replica_groups[g].end(), row) == 1);
+      for (int64_t rank : group.rows[row]) {
+        const RankShard own = state->shard(shape, rank), whole = group.layout.shard(shape, rank);
+        // A part of the parameter's own shard.
+        RC_ASSERT(plan.owned_part(0, rank)->shape_of(whole.local_shape) == own.local_shape);
+        for (const LocalBox& box : own.boxes)
+          for (int64_t i = 0; i < box.global.numel(); ++i) {
+            const Dims in_box = row_major_strides(box.global.sizes);
+            int64_t at = 0;
+            for (size_t d = 0; d < 3; ++d)
+              at += (box.global.offsets[d] + i / in_box[d] % box.global.sizes[d]) * strides[d];
+            ++seen[static_cast<size_t>(at)];
+          }
+        for (size_t u = 0; u < units.size(); ++u)
+          if (!unit_pieces(units[u], own).empty()) {
+            const auto& ranks = group.rows[row];
+            RC_ASSERT(std::count(ranks.begin(), ranks.end(), owner.units[u]) == 1);
+          }
+      }
+    }
+    RC_ASSERT(std::count(seen.begin(), seen.end(), 1) == std::ssize(seen));
+  }
+}
+
 TEST(MeshPlan, LoadsAreKeptOverBatchesAndMeshes) {
   std::vector<MeshTensor> tensors;
   for (int i = 0; i < 8; ++i)
@@ -205,7 +293,7 @@ TEST(MeshPlan, LoadsAreKeptOverBatchesAndMeshes) {
   EXPECT_EQ(plan.loads[1], 16 * 16 * 16);
   EXPECT_EQ(*std::max_element(plan.loads.begin(), plan.loads.end()), plan.loads[1]);
   std::set<size_t> rows;
-  for (int i = 0; i < 4; ++i) rows.insert(plan.assignments[static_cast<size_t>(i)]->owners[0].row);
+  for (int i = 0; i < 4; ++i) rows.insert(plan.assignments[static_cast<size_t>(i)]->owners[0].rows[0]);
   EXPECT_EQ(rows.size(), 3u);
 }
 
@@ -215,7 +303,7 @@ TEST(MeshPlan, TiesTakeTurns) {
     tensors.push_back(matrix("empty" + std::to_string(i), {0, 8}, "[replicate] over 4"));
   const MeshPlan plan = plan_mesh(tensors);
   std::map<size_t, int> by_row;
-  for (const auto& assignment : plan.assignments) ++by_row[assignment->owners[0].row];
+  for (const auto& assignment : plan.assignments) ++by_row[assignment->owners[0].rows[0]];
   EXPECT_EQ(by_row, (std::map<size_t, int>{{0, 2}, {1, 2}, {2, 2}, {3, 2}}));
 }
 
@@ -240,8 +328,8 @@ TEST(MeshPlan, StateLayouts) {
                                    matrix("copies", {4, 4}, "[replicate] over 5")},
                                   {.hosts = hosts_of(6, 3)});
   EXPECT_EQ(*plan.state_layout(0),
-            parse_layout(plan.assignments[0]->owners[0].row == 0 ? "[shard(0)] over 2 on [3, 5]"
-                                                                 : "[shard(0)] over 2"));
+            parse_layout(plan.assignments[0]->owners[0].rows[0] == 0 ? "[shard(0)] over 2 on [3, 5]"
+                                                                     : "[shard(0)] over 2"));
   // Five replicas on hosts of three and two: an owner on each.
   ASSERT_EQ(plan.assignments[1]->owners.size(), 2u);
   const auto layout = plan.state_layout(1);
@@ -273,6 +361,34 @@ loads: [128, 0, 128, 4]
 )");
   EXPECT_EQ(plan.owned_text(0), "\"w\": row 0, 1 of 1 matrices\n");
   EXPECT_EQ(plan.owned_text(3), "\"v\": row 1, 0 of 1 matrices\n\"norm\": row 3\n");
+}
+
+TEST(MeshPlan, Json) {
+  MeshTensor frozen = matrix("frozen", {4, 4}, "[shard(0)] over 2");
+  frozen.frozen = true;
+  const MeshPlan plan = plan_mesh({matrix("experts", {4, 2, 2}, "[replicate, shard(0)] over 2x2", kExperts),
+                                   matrix("w", {4, 1}, "[replicate, shard(0)] over 2x2"), frozen});
+  EXPECT_EQ(plan.json(), nlohmann::ordered_json::parse(R"({
+    "all": {
+      "experts": {"dtype": "float32", "shape": [4, 2, 2], "group": 1, "batch": 0,
+                  "owners": [{"rows": [1, 0], "coordinates": [[1], [0]], "matrices": [2, 0, 3, 1]}]},
+      "w": {"dtype": "float32", "shape": [4, 1], "group": 1, "batch": 0,
+            "owners": [{"rows": [0], "coordinates": [[0]], "matrices": [0]}]},
+      "frozen": {"dtype": "float32", "shape": [4, 4]}},
+    "owned": {"0": ["experts", "w"], "1": ["experts", "w"], "2": ["experts"], "3": ["experts"]},
+    "groups": [
+      {"layout": "[shard(0)] over 2", "rows": [{"coordinates": [], "ranks": [0, 1]}], "replica_groups": [[0]],
+       "batches": []},
+      {"layout": "[replicate, shard(0)] over 2x2",
+       "rows": [{"coordinates": [0], "ranks": [0, 1]}, {"coordinates": [1], "ranks": [2, 3]}],
+       "replica_groups": [[0, 1]],
+       "batches": [{"bytes": 24, "exchanges": true, "tensors": ["experts", "w"]}]}],
+    "loads": [12, 8, 8, 8]})"));
+  EXPECT_NE(
+      plan.text().find("\"experts\" float32 4x2x2: row 1 at [1] and row 0 at [0], matrices on [2, 0, 3, 1]"),
+      std::string::npos)
+      << plan.text();
+  EXPECT_EQ(plan.owned_text(3), "\"experts\": row 1, part 0 of 2, 1 of 4 matrices\n");
 }
 
 TEST(MeshPlan, Refusals) {

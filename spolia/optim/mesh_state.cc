@@ -1,42 +1,12 @@
 #include "spolia/optim/mesh_state.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "spolia/base/error.h"
-#include "spolia/base/text.h"
 #include "spolia/comm/agree.h"
-#include "spolia/optim/chained_optimizer.h"
-#include "spolia/optim/mesh_optimizer.h"
 
 namespace spolia {
-namespace {
-
-struct Wanted {
-  std::vector<MeshOptimizer::WantedTensor> tensors;
-  std::vector<std::string> unexpected;
-};
-
-void collect(Optimizer& optimizer, const SavedState& saved, Wanted& wanted) {
-  if (auto* chain = dynamic_cast<ChainedOptimizer*>(&optimizer)) {
-    for (const auto& child : *chain) collect(*child, saved, wanted);
-    return;
-  }
-  if (auto* mesh = dynamic_cast<MeshOptimizer*>(&optimizer)) {
-    mesh->collect_wanted(saved, wanted.tensors, wanted.unexpected);
-    return;
-  }
-  for (const OptimizerParameter* parameter : optimizer.parameters())
-    if (const SavedState::Parameter* found = saved.find(parameter->name))
-      for (const auto& [field, entry] : found->fields)
-        if (const LocalTensor* tensor = entry->tensor()) {
-          Buffer buffer(byte_size(tensor->memory.dtype, tensor->shape));
-          View view = dense_view(buffer.data(), tensor->memory.dtype, tensor->shape);
-          wanted.tensors.push_back({entry->name, plain_tensor(view), std::move(buffer)});
-        }
-}
-
-}  // namespace
 
 LoadReport load_optimizer(World& world, const Source& source, Optimizer& optimizer,
                           const LoadOptimizerOptions& options) {
@@ -63,7 +33,7 @@ LoadReport load_optimizer(World& world, const Source& source, Optimizer& optimiz
     empty.memory.dtype = tensor.dtype;
     described.add(std::string_view(tensor.name).substr(prefix.size()), std::move(empty));
   }
-  Wanted wanted;
+  std::vector<std::string> unexpected;
   LoadReport report;
   StateDict tensors;
   agree(*world.all(), "loading an optimizer", [&] {
@@ -71,8 +41,7 @@ LoadReport load_optimizer(World& world, const Source& source, Optimizer& optimiz
     for (const OptimizerParameter* parameter : optimizer.parameters()) names.push_back(parameter->name);
     const SavedState saved(described, names);
     report.unexpected.assign(saved.unknown().begin(), saved.unknown().end());
-    collect(optimizer, saved, wanted);
-    for (const auto& tensor : wanted.tensors) tensors.add(tensor.name, tensor.tensor);
+    optimizer.collect_wanted(saved, tensors, unexpected);
   });
   load(world, source, tensors, loading);
   agree(*world.all(), "loading an optimizer", [&] {
@@ -80,7 +49,7 @@ LoadReport load_optimizer(World& world, const Source& source, Optimizer& optimiz
     for (const StateDict::Entry& entry : tensors.entries()) all.add(entry);
     report.missing = optimizer.load_state_dict(all, options.state).missing;
   });
-  report.unexpected.insert(report.unexpected.end(), wanted.unexpected.begin(), wanted.unexpected.end());
+  report.unexpected.insert(report.unexpected.end(), unexpected.begin(), unexpected.end());
   return report;
 }
 

@@ -51,6 +51,14 @@ MeshCase model_on(const Mesh& mesh) {
   return test;
 }
 
+/// Parameters that several rows own, where there are replicas.
+MeshCase large_model_on(const Mesh& mesh) {
+  MeshCase test;
+  test.add("experts", {8, 3, 5}, mesh.matrices, {MatrixKind::kBatch, {}});
+  test.add("embed", {7, 4}, mesh.others).adamw = true;
+  return test;
+}
+
 StateDict checkpoint_of(const MeshCase& test, MeshCase::Rank& rank, StateForm form) {
   StateDict state;
   for (const MeshCase::Tensor& tensor : test.tensors)
@@ -73,12 +81,12 @@ void load_checkpoint(World& world, const std::shared_ptr<const Store>& store, co
   EXPECT_TRUE(report.unexpected.empty()) << report.unexpected[0];
 }
 
-void resume_everywhere(const std::vector<std::pair<size_t, size_t>>& pairs) {
+void resume_everywhere(MeshCase (*model)(const Mesh&), const std::vector<std::pair<size_t, size_t>>& pairs) {
   size_t number = 0;
   for (const auto& [from, to] : pairs) {
     SCOPED_TRACE(kMeshes[from].matrices + " to " + kMeshes[to].matrices);
     const auto store = std::make_shared<MemoryStore>();
-    const MeshCase before = model_on(kMeshes[from]), after = model_on(kMeshes[to]);
+    const MeshCase before = model(kMeshes[from]), after = model(kMeshes[to]);
     const StateForm form = number % 2 == 0 ? StateForm::kFlattened : StateForm::kNested;
     const TargetFormat format = number++ % 3 == 0 ? TargetFormat::kDcp : TargetFormat::kSpolia;
     const auto expected = before.reference(6);
@@ -118,14 +126,16 @@ void resume_everywhere(const std::vector<std::pair<size_t, size_t>>& pairs) {
 }
 
 TEST(MeshState, ResumesOnOtherMeshes) {
-  resume_everywhere({{1, 1}, {0, 1}, {1, 0}, {1, 2}, {3, 4}, {4, 5}, {5, 6}, {6, 3}});
+  resume_everywhere(model_on, {{1, 1}, {0, 1}, {1, 0}, {1, 2}, {3, 4}, {4, 5}, {5, 6}, {6, 3}});
+  resume_everywhere(large_model_on, {{1, 1}, {3, 3}, {1, 3}, {3, 4}, {4, 2}, {5, 4}, {6, 1}, {4, 0}});
 }
 
 TEST(MeshState, ResumesOnOtherMeshesSlow) {
   std::vector<std::pair<size_t, size_t>> pairs;
   for (size_t from = 0; from < kMeshes.size(); ++from)
     for (size_t to = 0; to < kMeshes.size(); ++to) pairs.emplace_back(from, to);
-  resume_everywhere(pairs);
+  resume_everywhere(model_on, pairs);
+  resume_everywhere(large_model_on, pairs);
 }
 
 /// The digests of all tensors of a checkpoint.
@@ -140,9 +150,13 @@ std::map<std::string, std::string> digests_of(const std::shared_ptr<const Store>
 
 TEST(MeshState, OwnersHoldEachPieceOnceAndReplicasOnlyWhenMaterialised) {
   const auto store = std::make_shared<MemoryStore>();
-  for (size_t mesh : {1, 3, 4}) {
-    const MeshCase test = model_on(kMeshes[mesh]);
-    const std::string folder = std::to_string(mesh);
+  for (auto [mesh, large] : std::vector<std::pair<size_t, bool>>{
+           {1, false}, {3, false}, {4, false}, {1, true}, {3, true}, {4, true}}) {
+    const MeshCase test = large ? large_model_on(kMeshes[mesh]) : model_on(kMeshes[mesh]);
+    const std::string folder = std::to_string(mesh) + (large ? "large" : "");
+    int64_t moments = 0;
+    for (const MeshCase::Tensor& tensor : test.tensors)
+      moments += (tensor.adamw ? 2 : 1) * numel(tensor.initial.shape);
     launch(kMeshes[mesh].ranks, [&](World& world) {
       MeshCase::Rank rank = test.make(world);
       rank.optimizer->allocate_state();
@@ -154,7 +168,6 @@ TEST(MeshState, OwnersHoldEachPieceOnceAndReplicasOnlyWhenMaterialised) {
         for (int64_t n : all_gather_number(*world.all(), own)) all += n;
         return all;
       };
-      const int64_t moments = 8 * 6 + 4 * 10 + 12 * 4 + 2 * (7 * 4 + 5);
       EXPECT_EQ(elements(), moments);
       save(*world.all(), checkpoint_of(test, rank, StateForm::kFlattened), *store, "owners" + folder);
       rank.muon->materialise();
@@ -175,6 +188,35 @@ TEST(MeshState, OwnersHoldEachPieceOnceAndReplicasOnlyWhenMaterialised) {
       EXPECT_EQ(elements(), moments);
     });
     EXPECT_EQ(digests_of(store, "owners" + folder), digests_of(store, "all" + folder));
+  }
+}
+
+TEST(MeshState, RowMomentsMoveBetweenMeshes) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::map<std::string, std::string> digests;
+  for (size_t mesh : {3, 0, 2, 4, 1}) {
+    SCOPED_TRACE(mesh);  // whole, or a part on each row, or on one row only
+    MeshCase test;
+    test.muon.normuon = NorMuonOptions{};
+    test.add("experts", {8, 3, 5}, mesh == 2 ? "[shard(2)] over 3" : kMeshes[mesh].matrices,
+             {MatrixKind::kBatch, {}});
+    launch(kMeshes[mesh].ranks, [&](World& world) {
+      MeshCase::Rank rank = test.make(world);
+      if (mesh == 3) {
+        test.step(rank, world, 1);
+      } else {
+        load_checkpoint(world, store, "saved", test, rank);
+      }
+      save(*world.all(), checkpoint_of(test, rank, StateForm::kNested), *store, "saved",
+           {.existing = Existing::kExchange});
+      rank.muon->materialise();
+      save(*world.all(), checkpoint_of(test, rank, StateForm::kNested), *store, "materialised",
+           {.existing = Existing::kExchange});
+    });
+    if (mesh == 3) digests = digests_of(store, "saved");
+    EXPECT_EQ(digests.count("optimizer.state.experts.row_moments"), 1u);
+    EXPECT_EQ(digests_of(store, "saved"), digests) << mesh;
+    EXPECT_EQ(digests_of(store, "materialised"), digests) << mesh;
   }
 }
 

@@ -138,6 +138,12 @@ class Optimizer {
   /// what it has, and is reported. Options that a dict does not have stay. MismatchError where shapes differ,
   /// or where parameters of one group were saved with unequal options.
   LoadReport load_state_dict(const StateDict& dict, const StateLoadOptions& options = {});
+  /// For who reads the tensors from elsewhere: to `wanted` those of `saved`, whose memory need not be there,
+  /// that are state of this optimizer's parameters and that this rank has, in the saved dtypes and with new
+  /// memory of the optimizer's, which load_state_dict() then takes over; to `unexpected` the names of those
+  /// of its parameters that none here takes. MismatchError where a shape is another.
+  virtual void collect_wanted(const SavedState& saved, StateDict& wanted,
+                              std::vector<std::string>& unexpected) = 0;
 
  protected:
   friend class ChainedOptimizer;

@@ -429,7 +429,7 @@ TEST(Optimizer, TheHookSeesTheUpdateBeforeItIsApplied) {
   auto optimizer = model.muon();
   const Model before = model;
   std::vector<std::string> seen;
-  optimizer->set_update_hook([&](const OptimizerParameter& parameter, const View& update) {
+  optimizer->set_update_hook([&](const OptimizerParameter& parameter, const MatrixUnit&, const View& update) {
     seen.push_back(parameter.name);
     EXPECT_EQ(model.values.at(parameter.name).bytes, before.values.at(parameter.name).bytes);
     auto* values = reinterpret_cast<float*>(update.data);

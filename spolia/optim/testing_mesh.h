@@ -155,10 +155,10 @@ struct MeshCase {
     }
     std::vector<std::unique_ptr<Optimizer>> children;
     children.push_back(std::make_unique<MeshMuon>(world, std::vector{std::move(muons)}, options));
-    rank.muon = dynamic_cast<MeshMuon*>(children.back().get());
     children.push_back(std::make_unique<MeshAdamW>(world, std::vector{std::move(adamws)}, options));
-    rank.adamw = dynamic_cast<MeshAdamW*>(children.back().get());
     rank.optimizer = std::make_unique<ChainedOptimizer>(std::move(children));
+    rank.muon = rank.optimizer->find<MeshMuon>();
+    rank.adamw = rank.optimizer->find<MeshAdamW>();
     return rank;
   }
   void step(Rank& rank, World& world, int step) const {
