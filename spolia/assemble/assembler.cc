@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "spolia/assemble/pair_batches.h"
+#include "spolia/assemble/element_copier.h"
+#include "spolia/assemble/local_failure.h"
 #include "spolia/assemble/stream_groups.h"
 #include "spolia/assemble/stream_inputs.h"
+#include "spolia/assemble/traffic.h"
+#include "spolia/assemble/unit_pool.h"
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
 #include "spolia/base/hash.h"
@@ -17,9 +21,6 @@
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/pieces.h"
 #include "spolia/comm/agree.h"
-#include "spolia/comm/broadcast_batches.h"
-#include "spolia/tensor/cast.h"
-#include "spolia/tensor/copy.h"
 
 namespace spolia {
 namespace {
@@ -55,23 +56,15 @@ std::string fingerprint(const StreamPlan& plan, std::span<const StreamOutput> ou
   return fmt::format("{:016x}", xxh3_64(bytes_of(out.take())));
 }
 
-void copy_elements(const View& to, const ConstView& from) {
-  if (to.dtype != from.dtype) {
-    cast_strided(to.shape, to.dtype, to.data, to.strides, from.dtype, from.data, from.strides);
-  } else if (to.is_dense() && from.is_dense()) {
-    std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
-  } else {
-    copy_strided(to.shape, element_bytes(to.dtype), to.data, to.strides, from.data, from.strides);
-  }
-}
-
 /// Elements finer than a byte travel as bytes.
 DType moved_dtype(DType dtype) { return is_sub_byte(dtype) ? DType::kUInt8 : dtype; }
 
 }  // namespace
 
-/// Rounds begin with a word from all (settle), then go on their way, the next one too where there is room.
-/// While a round's units are used, more of the next one is started with every pull.
+/// All ranks say how they are (settle) when a round has landed, before its units are handed out: nobody gets
+/// what another could not send. The next round then goes on its way, where there is room, a part of it with
+/// every pull; where there is none, it waits until this one's units are used, and for a word of its own. What
+/// a round needs of memory is there before the word.
 class Assembler::Stream {
  public:
   Stream(StreamGroups groups, const StateDict& state, const AssemblerOptions& options)
@@ -100,19 +93,18 @@ class Assembler::Stream {
     if (next_item_ == 0 || end_ != StreamEnd::kNot) {
       throw InvalidArgumentError("there is no item of the stream to take");
     }
-    const size_t unit = items_[next_item_ - 1];
-    Buffer kept(plan_.units[unit].bytes);
-    if (kept.size() > 0)
-      std::memcpy(kept.data(), arena_.data() + place_[unit], static_cast<size_t>(kept.size()));
-    return kept;
+    if (std::exchange(taken_, true)) throw InvalidArgumentError("the item of the stream has been taken");
+    Buffer& unit = units_[items_[next_item_ - 1]];
+    pool_.forget(unit);
+    return std::move(unit);
   }
 
   void stop() {
-    if (end_ == StreamEnd::kNot) meet(true, nullptr);
+    if (end_ == StreamEnd::kNot) leave(true, nullptr);
   }
 
   [[noreturn]] void fail(const std::exception_ptr& why) {
-    if (end_ == StreamEnd::kNot) meet(false, why);
+    if (end_ == StreamEnd::kNot) leave(false, why);
     std::rethrow_exception(why);
   }
 
@@ -120,10 +112,10 @@ class Assembler::Stream {
     if (end_ != StreamEnd::kNot) return;
     try {
       if (std::uncaught_exceptions() > exceptions_) {
-        meet(false,
-             std::make_exception_ptr(PeerFailedError("an exception has ended its part of the stream")));
+        leave(false,
+              std::make_exception_ptr(PeerFailedError("an exception has ended its part of the stream")));
       } else {
-        meet(true, nullptr);
+        leave(true, nullptr);
       }
     } catch (...) {
       // The others have been told, or cannot be.
@@ -138,6 +130,7 @@ class Assembler::Stream {
   const StreamGrid& grid() const { return groups_.grid(); }
   StreamReport report() const {
     StreamReport report = report_;
+    report.peak_bytes = beside_units_ + pool_.peak();
     report.sent = plan_.sent_by.empty() ? 0 : plan_.sent_by[me()];
     return report;
   }
@@ -171,8 +164,10 @@ class Assembler::Stream {
     });
     groups_.require_equal("the plan of a stream (from a mapping)", fingerprint(plan_, outputs_));
     groups_.agree("finding the memory for a stream", [&] {
+      device_ = options.device.value_or(groups_.device());
       find_own_pieces(state);
-      place_units();
+      find_last_pieces();
+      take_memory();
     });
   }
 
@@ -188,59 +183,85 @@ class Assembler::Stream {
                                  name_of(tensor.memory.dtype));
         }
         const Dims bytes = {tensor.memory.bytes()};
-        own_[s].push_back({whole(bytes), dense_view(tensor.memory.data, DType::kUInt8, bytes)});
+        own_[s][{0}] = dense_view(tensor.memory.data, DType::kUInt8, bytes, tensor.memory.device);
       } else {
-        own_[s] = tensor.pieces(groups_.grid().rank_of(me()));
+        for (LocalTensor::Piece& piece : tensor.pieces(groups_.grid().rank_of(me()))) {
+          const Dims& offsets = piece.global.offsets;
+          own_[s][{offsets.begin(), offsets.end()}] = std::move(piece.view);
+        }
       }
     }
   }
 
   bool mine(const Unit& unit) const { return wants(outputs_[unit.output], me()); }
 
-  /// Rounds lie at the two ends of the arena in turn, so that two that follow each other never meet.
-  void place_units() {
-    arena_ = Buffer(plan_.arena[me()]);
-    place_.resize(plan_.units.size(), 0);
-    round_bytes_.resize(plan_.rounds.size(), 0);
+  void find_last_pieces() {
     last_piece_.resize(plan_.units.size());
     std::vector<bool> more(outputs_.size());
     for (size_t u = plan_.units.size(); u-- > 0;) {
       last_piece_[u] = !more[plan_.units[u].output];
       more[plan_.units[u].output] = true;
     }
-    for (size_t r = 0; r < plan_.rounds.size(); ++r) {
-      const StreamPlan::Round& round = plan_.rounds[r];
-      for (size_t u = round.first_unit; u < round.end_unit; ++u) {
-        if (!mine(plan_.units[u])) continue;
-        place_[u] = round_bytes_[r];
-        round_bytes_[r] += align_up(plan_.units[u].bytes, kUnitAlignment);
-      }
-      if (r % 2 == 0) continue;
-      for (size_t u = round.first_unit; u < round.end_unit; ++u) place_[u] += arena_.size() - round_bytes_[r];
-    }
-    const int64_t slot = plan_.staging / 4;
-    for (size_t r = 0; r < plan_.rounds.size(); ++r) {
-      for (size_t w = plan_.rounds[r].first_wave; w < plan_.rounds[r].end_wave; ++w) {
-        for (size_t m = plan_.waves[w].first_move; m < plan_.waves[w].end_move; ++m) {
-          const bool casts = sources_[plan_.moves[m].source].dtype !=
-                             outputs_[plan_.units[plan_.moves[m].unit].output].dtype;
-          if (!plan_.moves[m].stays && (casts || !mine(plan_.units[plan_.moves[m].unit])))
-            staging_[r % 2] = Buffer(slot);
-          if (staging_[r % 2].size() > 0) break;
-        }
-      }
-    }
-    const BatchOptions batches = {std::min<int64_t>(int64_t{6} << 20, plan_.staging / 32), 4,
-                                  plan_.staging / 8};
-    for (Traffic& traffic : rows_) traffic = Traffic(batches);
-    down_ = Traffic(batches);
-    // Messages take no more than what they carry.
+  }
+
+  /// Everything but the units.
+  void take_memory() {
+    units_.resize(plan_.units.size());
+    const Device moved = groups_.device();
     int64_t carried = 0;
-    for (const Move& move : plan_.moves) {
-      if (!move.stays) carried += move.region.source.numel() * element_bytes(move.wire);
+    for (const StreamPlan::Round& round : plan_.rounds) {
+      const size_t side = static_cast<size_t>(&round - plan_.rounds.data()) % 2;
+      const size_t end = plan_.waves[round.end_wave - 1].end_move;
+      for (size_t m = plan_.waves[round.first_wave].first_move; m < end; ++m) {
+        const Move& move = plan_.moves[m];
+        if (move.stays) continue;
+        carried += move.region.source.numel() * element_bytes(move.wire);
+        const bool casts = sources_[move.source].dtype != outputs_[plan_.units[move.unit].output].dtype;
+        if ((casts || !want(move)) && staging_[side].size() == 0)
+          staging_[side] = Buffer(plan_.stage_bytes(), moved);
+      }
     }
-    const int64_t kinds = groups_.column() != nullptr ? 3 : 2;
-    packing_ = kinds * std::min(plan_.staging / 8, carried);
+    std::set<int> devices;
+    const auto note = [&](Device device) {
+      if (device.kind == DeviceKind::kCuda) devices.insert(device.index);
+    };
+    note(device_);
+    note(moved);
+    for (const auto& pieces : own_) {
+      for (const auto& [offsets, view] : pieces) note(view.device);
+    }
+    if (!devices.empty()) copier_ = ElementCopier(devices, plan_.piece_bytes);
+    const int64_t slot = std::min(plan_.piece_bytes, align_up(carried, kUnitAlignment));
+    traffic_ = std::make_unique<Traffic>(Buffer(Traffic::kSlots * slot, moved), copier_, failure_);
+    beside_units_ = staging_[0].size() + staging_[1].size() + copier_.bytes() + Traffic::kSlots * slot;
+    pool_ = UnitPool(plan_.arena[me()], device_);
+  }
+
+  /// This rank's units of a round, but those without bytes.
+  std::vector<size_t> units_with_bytes(size_t round) const {
+    std::vector<size_t> units;
+    for (size_t u = plan_.rounds[round].first_unit; u < plan_.rounds[round].end_unit; ++u) {
+      if (mine(plan_.units[u]) && plan_.units[u].bytes > 0) units.push_back(u);
+    }
+    return units;
+  }
+
+  void take_units(size_t round) {
+    const std::vector<size_t> units = units_with_bytes(round);
+    std::vector<int64_t> sizes;
+    for (size_t u : units) sizes.push_back(plan_.units[u].bytes);
+    int64_t later = 0;
+    if (plan_.rounds[round].ahead) {
+      for (size_t u : units_with_bytes(round + 1)) later += plan_.units[u].bytes;
+    }
+    std::vector<Buffer> blocks = pool_.take(sizes, later);
+    for (size_t i = 0; i < units.size(); ++i) units_[units[i]] = std::move(blocks[i]);
+  }
+
+  void let_go_of_units(size_t round) {
+    for (size_t u : units_with_bytes(round)) {
+      if (units_[u].size() > 0) pool_.give_back(std::exchange(units_[u], Buffer()));
+    }
   }
 
   // Views.
@@ -250,7 +271,7 @@ class Assembler::Stream {
     const DType dtype = moved_dtype(outputs_[unit.output].dtype);
     const int64_t width = element_bytes(dtype);
     const Dims strides = row_major_strides(unit.box.sizes);
-    View view{arena_.data() + place_[move.unit], dtype, move.region.source.sizes, {}, {}};
+    View view{units_[move.unit].data(), dtype, move.region.source.sizes, {}, device_};
     view.strides.resize(view.shape.size(), 0);
     for (size_t d = 0; d < unit.box.ndim(); ++d) {
       view.data += (move.region.target.offsets[d] - unit.box.offsets[d]) * strides[d] * width;
@@ -262,9 +283,8 @@ class Assembler::Stream {
 
   View own_view(const Move& move) const {
     const Box& held = sources_[move.source].boxes[move.held].box;
-    for (const LocalTensor::Piece& piece : own_[move.source]) {
-      if (piece.global == held) return view_of_box(piece.view, held, move.region.source);
-    }
+    const auto at = own_[move.source].find({held.offsets.begin(), held.offsets.end()});
+    if (at != own_[move.source].end()) return view_of_box(at->second, held, move.region.source);
     throw InvalidArgumentError("tensor {}: its memory has not the box {}", quote(sources_[move.source].name),
                                box_text(held));
   }
@@ -290,9 +310,9 @@ class Assembler::Stream {
     if (at == kNone) {
       at = static_cast<size_t>(side.used);
       side.used += align_up(move.region.source.numel() * element_bytes(move.wire), kUnitAlignment);
-      note_memory();
     }
-    return dense_view(staging_[side_].data() + at, moved_dtype(move.wire), move.region.source.sizes);
+    return dense_view(staging_[side_].data() + at, moved_dtype(move.wire), move.region.source.sizes,
+                      staging_[side_].device());
   }
   /// What a root sends.
   View outgoing(size_t m) {
@@ -301,58 +321,46 @@ class Assembler::Stream {
     const View own = own_view(move);
     if (own.dtype == moved_dtype(move.wire)) return own;
     const View narrowed_own = staged(m);
-    copy_elements(narrowed_own, own);
+    copy(narrowed_own, own);
     return narrowed_own;
   }
 
   // Transfers.
 
-  /// Broadcasts and messages that are started and finished together.
-  struct Traffic {
-    Traffic() = default;
-    explicit Traffic(const BatchOptions& options)
-        : broadcasts(std::make_unique<BroadcastBatches>(options)),
-          pairs(std::make_unique<PairBatches>(options)) {}
-    void wait_all() {
-      broadcasts->wait_all();
-      pairs->wait_all();
-    }
-    std::unique_ptr<BroadcastBatches> broadcasts;
-    std::unique_ptr<PairBatches> pairs;
-  };
-  /// Of a round that is on its way: the wave, how far it is started, and where its staged pieces lie.
+  /// Of a round that is on its way: a wave, how far it is started, and where its staged pieces lie.
   struct Side {
-    size_t wave = kNone;
     size_t first_move = 0, next_move = 0, end_move = 0;
+    std::optional<int64_t> point;  // of the traffic: when all are started
     std::vector<size_t> at;
     int64_t used = 0;
   };
 
   /// This rank's part in a route.
-  void take_part(Traffic& traffic, Group& group, const RowRoute& route, size_t m) {
+  void take_part(Group& group, const RowRoute& route, size_t m) {
     const StreamGrid& grid = groups_.grid();
     const auto place = [&](size_t seat) { return group.place_of(grid.rank_of(seat)); };
     if (route.broadcast) {
-      traffic.broadcasts->add(group, place(route.root), route.root == me() ? outgoing(m) : landing(m));
+      traffic_->broadcast(group, place(route.root), route.root == me() ? outgoing(m) : landing(m));
     } else if (route.root == me()) {
       const View sent = outgoing(m);
-      for (size_t to : route.to) traffic.pairs->add(group, place(to), true, sent);
+      for (size_t to : route.to) traffic_->send(group, place(to), sent);
     } else if (std::ranges::find(route.to, me()) != route.to.end()) {
-      traffic.pairs->add(group, place(route.root), false, landing(m));
+      traffic_->receive(group, place(route.root), landing(m));
     }
   }
 
   void open_wave(size_t side, size_t wave) {
     side_ = side;
     const StreamPlan::Wave& moves = plan_.waves[wave];
-    sides_[side] = {wave, moves.first_move, moves.first_move, moves.end_move, {}, 0};
+    sides_[side] = {moves.first_move, moves.first_move, moves.end_move, {}, {}, 0};
     if (groups_.column() == nullptr) return;
     for (size_t m = moves.first_move; m < moves.end_move; ++m) {
       const auto down = column_route(groups_.grid(), sources_, plan_, plan_.moves[m]);
       if (!down || groups_.grid().column_of(down->root) != groups_.grid().column_of(me())) continue;
-      take_part(down_, *groups_.column(), *down, m);
+      take_part(*groups_.column(), *down, m);
     }
-    down_.wait_all();
+    traffic_->flush();
+    traffic_->wait_until(traffic_->started());
   }
 
   /// Starts the side's moves before `end`.
@@ -362,11 +370,11 @@ class Assembler::Stream {
     for (size_t& m = on_its_way.next_move; m < end; ++m) {
       const auto along =
           row_route(groups_.grid(), sources_, outputs_, plan_, plan_.moves[m], groups_.grid().row_of(me()));
-      if (along) take_part(rows_[side], groups_.row(), *along, m);
+      if (along) take_part(groups_.row(), *along, m);
     }
-    if (end < on_its_way.end_move || on_its_way.wave == kNone) return;
-    rows_[side].broadcasts->flush();
-    rows_[side].pairs->flush();
+    if (end < on_its_way.end_move || on_its_way.point) return;
+    traffic_->flush();
+    on_its_way.point = traffic_->started();
   }
 
   void finish_wave(size_t side) {
@@ -380,15 +388,20 @@ class Assembler::Stream {
       if (move.twin || received(move)) {
         if (move.twin || moved_dtype(move.wire) != target_dtype(move)) later.push_back(m);
       } else {
-        copy_elements(unit_view(move), own_view(move));
+        copy(unit_view(move), own_view(move));
       }
     }
-    rows_[side].wait_all();
+    traffic_->wait_until(*landed.point);
     for (size_t m : later) {
       const Move& move = plan_.moves[m];
-      copy_elements(unit_view(move), move.twin ? unit_view(plan_.moves[*move.twin]) : staged(m));
+      copy(unit_view(move), move.twin ? unit_view(plan_.moves[*move.twin]) : staged(m));
     }
     sides_[side] = {};
+  }
+
+  /// What this rank copies for itself.
+  void copy(const View& to, const ConstView& from) {
+    failure_.guard([&] { copier_.copy(to, from); });
   }
 
   /// Whether it comes from another rank.
@@ -401,10 +414,11 @@ class Assembler::Stream {
 
   // Rounds.
 
+  size_t next_round() const { return round_ == kNone ? 0 : round_ + 1; }
+  bool next_is_on_its_way() const { return started_ > next_round(); }
+
   void start_round(size_t round) {
     started_ = round + 1;
-    in_arena_ += round_bytes_[round];
-    note_memory();
     open_wave(round % 2, plan_.rounds[round].first_wave);
   }
 
@@ -418,39 +432,44 @@ class Assembler::Stream {
     for (size_t u = round.first_unit; u < round.end_unit; ++u) {
       const StreamOutput& output = outputs_[plan_.units[u].output];
       if (!output.fill || !mine(plan_.units[u])) continue;
-      const Dims bytes_or_sizes = plan_.units[u].box.sizes;
-      fill_elements(dense_view(arena_.data() + place_[u], moved_dtype(output.dtype), bytes_or_sizes),
-                    *output.fill);
+      const DType dtype = moved_dtype(output.dtype);
+      const auto element = fill_element(output.dtype, *output.fill);
+      const View unit = dense_view(units_[u].data(), dtype, plan_.units[u].box.sizes, device_);
+      copy(unit, {element.data(), dtype, unit.shape, Dims(unit.shape.size(), 0), {}});
     }
   }
 
   /// From the round whose units are used up to the next one's.
   void advance() {
-    if (round_ != kNone) in_arena_ -= round_bytes_[round_];
-    const size_t r = round_ == kNone ? 0 : round_ + 1;
-    if (meet(false, nullptr)) return;
-    if (r == plan_.rounds.size()) {
-      end_ = StreamEnd::kDone;
-      return;
-    }
-    if (started_ == r) {
+    if (round_ != kNone) let_go_of_units(round_);
+    const size_t r = next_round();
+    const bool more = r < plan_.rounds.size();
+    if (!next_is_on_its_way()) {
+      if (more) failure_.guard([&] { take_units(r); });
+      if (meet(false, failure_.first())) return;
+      if (!more) {
+        end_ = StreamEnd::kDone;
+        return;
+      }
       start_round(r);
-      start_moves(r % 2, sides_[r % 2].end_move);
     }
-    if (plan_.rounds[r].ahead) start_round(r + 1);
     finish_round(r);
+    const bool ahead = plan_.rounds[r].ahead;
+    if (ahead) failure_.guard([&] { take_units(r + 1); });
+    if (meet(false, failure_.first())) return;
     round_ = r;
     next_item_ = 0;
     items_.clear();
     for (size_t u = plan_.rounds[r].first_unit; u < plan_.rounds[r].end_unit; ++u) {
       if (mine(plan_.units[u])) items_.push_back(u);
     }
+    if (ahead) start_round(r + 1);
   }
 
   /// More of the round ahead, in step with what of this one is handed out.
   void pump() {
-    if (started_ <= round_ + 1) return;
-    const size_t side = (round_ + 1) % 2;
+    if (!next_is_on_its_way()) return;
+    const size_t side = next_round() % 2;
     const Side& ahead = sides_[side];
     const size_t share = (ahead.end_move - ahead.first_move) * (next_item_ + 1) / items_.size();
     start_moves(side, ahead.first_move + share);
@@ -459,31 +478,26 @@ class Assembler::Stream {
   StreamItem hand_out() {
     pump();
     const size_t u = items_[next_item_++];
+    taken_ = false;
     const Unit& unit = plan_.units[u];
     const StreamOutput& output = outputs_[unit.output];
     StreamItem item{output.name, output.dtype, output.shape, unit.box, {}, true, last_piece_[u]};
     item.whole = unit.box == whole(addressable_shape(output.dtype, output.shape));
-    item.memory = dense_view(static_cast<const std::byte*>(arena_.data()) + place_[u], output.dtype,
-                             item.whole ? std::span<const int64_t>(output.shape) : unit.box.sizes);
+    item.memory = dense_view(static_cast<const std::byte*>(units_[u].data()), output.dtype,
+                             item.whole ? std::span<const int64_t>(output.shape) : unit.box.sizes, device_);
     ++report_.items;
     report_.bytes += unit.bytes;
     return item;
   }
 
-  /// The boundary of a round: all say how they are. Returns whether that is the end of the stream.
+  /// All say how they are. Returns whether that is the end of the stream.
   bool meet(bool ended, const std::exception_ptr& failure) {
-    const bool at_the_end = round_ != kNone && round_ + 1 == plan_.rounds.size();
-    const bool all_used = at_the_end && next_item_ == items_.size();
+    const bool all_used = next_round() == plan_.rounds.size() && next_item_ == items_.size();
     StreamGroups::Verdict verdict;
     try {
-      // What is started all have started, up to the boundary.
-      const size_t ahead = round_ == kNone ? 0 : round_ + 1;
-      if (started_ > ahead) start_moves(ahead % 2, sides_[ahead % 2].end_move);
       verdict = groups_.settle("streaming", ended, failure);
-      if (verdict.ended) land();
     } catch (...) {
       end_ = StreamEnd::kEnded;
-      land();
       throw;
     }
     if (!verdict.ended) return false;
@@ -492,18 +506,20 @@ class Assembler::Stream {
     return true;
   }
 
-  /// Waits for what is on its way, whose memory is ours.
-  void land() noexcept {
-    for (Traffic& traffic : rows_) {
-      try {
-        if (traffic.broadcasts) traffic.wait_all();
-      } catch (...) {
-        // Why is known already.
-      }
+  /// Early, when what is on its way has landed: the others count on this rank until then.
+  void leave(bool ended, const std::exception_ptr& failure) {
+    try {
+      if (next_is_on_its_way()) finish_round(next_round());
+    } catch (...) {
+      give_up(std::current_exception());
+      if (failure) std::rethrow_exception(failure);
+      throw;
     }
+    meet(ended, failure ? failure : failure_.first());
   }
 
-  /// After a failure in the middle of transfers the others cannot go on: their groups break.
+  /// After a failure in the middle of transfers in which this rank cannot take part any more: the others'
+  /// groups break.
   void give_up(const std::exception_ptr& why) {
     if (end_ != StreamEnd::kNot) return;  // all know
     end_ = StreamEnd::kEnded;
@@ -511,12 +527,7 @@ class Assembler::Stream {
         fmt::format("streaming failed on rank {}: {}", groups_.grid().rank_of(me()), text_of(why));
     groups_.row().backend().break_group(reason);
     if (groups_.column() != nullptr) groups_.column()->backend().break_group(reason);
-    land();
-  }
-
-  void note_memory() {
-    const int64_t now = in_arena_ + sides_[0].used + sides_[1].used + packing_;
-    report_.peak_bytes = std::max(report_.peak_bytes, now);
+    traffic_->give_up();
   }
 
   StreamGroups groups_;
@@ -524,26 +535,30 @@ class Assembler::Stream {
   std::vector<StreamSource> sources_;
   std::vector<StreamOutput> outputs_;
   StreamPlan plan_;
-  std::vector<std::vector<LocalTensor::Piece>> own_;  // of each source
-  std::vector<int64_t> place_;                        // of each unit, in the arena
-  std::vector<int64_t> round_bytes_;                  // on this rank
-  std::vector<bool> last_piece_;
-  int64_t packing_ = 0;  // what messages may take
-  int64_t in_arena_ = 0;
+  Device device_;             // where units are
+  int64_t beside_units_ = 0;  // bytes that this rank holds from begin to end
+  /// Of each source, this rank's parts, by the offsets of their boxes.
+  std::vector<std::map<std::vector<int64_t>, View>> own_;
+  std::vector<bool> last_piece_;  // of each unit
 
   size_t round_ = kNone;       // whose units are handed out
   size_t started_ = 0;         // rounds
   std::vector<size_t> items_;  // of that round, this rank's units
   size_t next_item_ = 0;
+  bool taken_ = false;  // the last that was handed out
   StreamEnd end_ = StreamEnd::kNot;
   int64_t ended_by_ = 0;
   StreamReport report_;
 
   // Memory goes after what moves it.
-  Buffer arena_, staging_[2];
+  LocalFailure failure_;
+  ElementCopier copier_;
+  UnitPool pool_;
+  std::vector<Buffer> units_;  // of those that are on their way or used
+  Buffer staging_[2];
   Side sides_[2];
   size_t side_ = 0;  // the one that is worked on
-  Traffic rows_[2], down_;
+  std::unique_ptr<Traffic> traffic_;
 };
 
 Assembler::Assembler(Group& group, const StateDict& state, const AssemblerOptions& options)

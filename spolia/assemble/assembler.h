@@ -25,13 +25,17 @@
 namespace spolia {
 
 struct AssemblerOptions {
-  /// Bytes on this rank for units that are on their way or not let go of yet; the state is not counted, nor
-  /// is what take() has handed out. Hard. The same on all ranks, as are the next four.
+  /// Bytes on this rank, of the host's memory and the device's together, for units that are on their way or
+  /// not let go of yet; the state is not counted, nor is what take() has handed out. Hard. The same on all
+  /// ranks, as are the next four.
   int64_t memory = int64_t{256} << 20;
   bool pieces = false;  // outputs that are too large for it come in pieces; otherwise they are an error
   int64_t round_bytes = StreamLimits().round_bytes;
   const Mapping* mapping = nullptr;  // what outputs are made of; nullptr: the tensors as they are
   MappingOptions mapping_options;
+
+  /// Whose memory items come in, on this rank; nothing: that which the groups move.
+  std::optional<Device> device;
 
   /// Which outputs this rank wants: these, or part `part` of `parts` of all, in order of their names. Each
   /// rank has its own answer.
@@ -47,7 +51,7 @@ struct StreamItem {
   DType dtype = DType::kFloat32;
   Dims shape;        // of the output
   Box box;           // of its addressable shape (catalog.h): which elements these are
-  ConstView memory;  // dense, of the box's sizes; of a whole output, of its shape
+  ConstView memory;  // dense, of the box's sizes; of a whole output, of its shape. Ready to be read
   bool whole = true;
   bool last = true;  // of the output's pieces
 };
@@ -68,7 +72,8 @@ enum class StreamEnd : uint8_t {
 };
 
 /// One rank's end of a stream. Used by one thread. The groups, the state and its memory outlive it, and the
-/// state does not change meanwhile.
+/// state does not change meanwhile. Its tensors may be in the host's memory or on devices, wherever the
+/// groups reach; what a device still has to do for them is done before.
 class Assembler {
  public:
   /// Plans the stream and checks that all is there, on all ranks, before a byte of a tensor is sent.
@@ -85,9 +90,11 @@ class Assembler {
 
   /// The next item; nothing at the end, of which end() says how it came. The item is the caller's until the
   /// next call. Collective at the boundaries of rounds: ranks wait there for slower consumers, at most as
-  /// long as the group's time-out. Throws where a consumer has failed, on every rank, naming it.
+  /// long as the group's time-out. Throws where a consumer has failed, on every rank, naming it; so where a
+  /// rank has failed by itself, out of memory say. A rank that can take part no more breaks the groups.
   std::optional<StreamItem> next();
-  /// The item that next() has handed out last, to keep: in memory of its own.
+  /// The memory of the item that next() has handed out last, to keep: the item's elements, where they are,
+  /// and maybe more bytes behind them. Nothing is copied. Once for each item.
   Buffer take();
 
   /// Ends the stream on all ranks: they are told at the next boundary. Returns when they are.

@@ -1,7 +1,6 @@
 #include "spolia/assemble/sinks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -75,8 +74,11 @@ std::map<std::string, StreamedTensor> stream_to_memory(Assembler& assembler) {
     const auto [at, fresh] = all.try_emplace(std::string(item.name));
     StreamedTensor& tensor = at->second;
     if (fresh) tensor = {item.dtype, item.shape, Buffer(byte_size(item.dtype, item.shape))};
-    const std::span<const std::byte> bytes = bytes_of_item(item);
-    if (!bytes.empty()) std::memcpy(tensor.memory.data() + byte_offset(item), bytes.data(), bytes.size());
+    const ConstView& from = item.memory;
+    if (from.bytes() > 0) {
+      std::byte* const to = tensor.memory.data() + byte_offset(item);
+      backend_of(from.device).copy_to_host(to, from.data, from.bytes());
+    }
     return true;
   });
   return all;
@@ -92,6 +94,7 @@ Report stream_to_safetensors(const StreamEnds& ends, const StateDict& state, Ass
   options.pieces = true;
   options.names.reset();
   options.parts = 1;
+  options.device = Device{};
   options.assign = [&](const StreamGrid& grid, std::span<StreamOutput> outputs) {
     plan.emplace(outputs, grid.seats(), how);
     std::vector<std::shared_ptr<const std::vector<size_t>>> only(grid.seats());

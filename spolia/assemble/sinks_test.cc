@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "spolia/assemble/testing_devices.h"
 #include "spolia/assemble/testing_streams.h"
 #include "spolia/base/error.h"
 #include "spolia/checkpoint/digest.h"
@@ -64,6 +65,26 @@ TEST(Sinks, AFolderOfSafetensorsFromOneRankOrAll) {
       expect_whole(store, "/out", tensors);
       EXPECT_EQ(store->list("/").size(), 1);
     }
+  }
+}
+
+TEST(Sinks, TakeWhatDevicesHold) {
+  const std::vector<WantedTensor> tensors = some_tensors(4);
+  for (const bool nccl : {false, true}) {
+    const Stage stage{.state = Stage::State::kBoth, .nccl = nccl};
+    const auto store = std::make_shared<MemoryStore>();
+    stage.launch(4, [&](World& world) {
+      RankState host(tensors, world.rank());
+      host.fill();
+      stage.place(host.dict(), world.rank(), [&](StateDict& dict) {
+        const Ensemble ensemble(world, {false, {{0, 3}, {2, 1}}});
+        stream_to_safetensors(ensemble.ends(), dict, {}, *store, "/out", {.durable = false});
+        const auto all = stream_to_memory(*ensemble.assembler(dict, {}));
+        for (const WantedTensor& tensor : tensors)
+          EXPECT_TRUE(std::ranges::equal(all.at(tensor.name).memory.bytes(), expected_bytes(tensor)));
+      });
+    });
+    expect_whole(store, "/out", tensors);
   }
 }
 

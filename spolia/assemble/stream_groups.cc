@@ -100,6 +100,10 @@ StreamGroups::StreamGroups(Group* row, Group* column) : row_(row), column_(colum
     throw InvalidArgumentError("the row's group is rank {}'s, the column's rank {}'s", own_rank(*row),
                                own_rank(*column));
   }
+  if (row->device() != column->device()) {
+    throw InvalidArgumentError("the row's group moves memory on {}, the column's on {}",
+                               name_of(row->device()), name_of(column->device()));
+  }
   Packer ties;
   ties.numbers(row->ranks());
   ties.numbers(column->ranks());

@@ -20,8 +20,8 @@ class StreamGroups {
   /// All ranks of the group, in a row.
   explicit StreamGroups(Group& all);
   /// `row`: the ranks of this one's row; `column`: those of its column. Collective over all rows and columns.
-  /// InvalidArgumentError on every rank where only one is given, or where they make no full grid: each row
-  /// has to meet each column in one rank.
+  /// InvalidArgumentError on every rank where only one is given, where they move the memory of two devices,
+  /// or where they make no full grid: each row has to meet each column in one rank.
   StreamGroups(Group* row, Group* column);
 
   const StreamGrid& grid() const { return grid_; }
@@ -29,6 +29,8 @@ class StreamGroups {
   Group& row() const { return *row_; }
   /// nullptr where there is one row.
   Group* column() const { return column_; }
+  /// Whose memory they move.
+  Device device() const { return row_->device(); }
 
   /// A text from each, by seat. Collective.
   std::vector<std::string> gather(std::string_view text) const;

@@ -75,10 +75,6 @@ std::vector<StreamSource> stream_sources(const JobState& job) {
   for (size_t t = 0; t < job.tensors.size(); ++t) {
     const SharedTensor& shared = job.shared[t];
     const std::string& name = job.tensors[t].name;
-    if (job.tensors[t].on_device) {
-      throw UnsupportedError("tensor {} is in a device's memory; copy it to the host's to stream it",
-                             quote(name));
-    }
     StreamSource source{name, shared.dtype, addressable_shape(shared.dtype, shared.shape), {}};
     source.boxes = boxes_of(shared);
     if (is_sub_byte(shared.dtype)) {
@@ -130,6 +126,7 @@ std::vector<StreamOutput> stream_outputs(const JobState& job, const Mapping* map
     }
     if (target.origin == Origin::kFill) {
       output.fill = target.fill;
+      fill_element(output.dtype, *output.fill);  // throws before anything is sent
     } else {
       output.regions = find_sources(compiled, sides, t, whole(addressable_shape(target.dtype, target.shape)));
     }
@@ -198,30 +195,23 @@ void note_wishes(const StreamGrid& grid, std::span<const std::string> wishes,
   }
 }
 
-void fill_elements(const View& memory, double value) {
-  const int64_t width = element_bytes(memory.dtype);
-  std::byte element[16] = {};
-  const DTypeKind kind = info(memory.dtype).kind;
+std::array<std::byte, 16> fill_element(DType dtype, double value) {
+  std::array<std::byte, 16> element = {};
+  const DTypeKind kind = info(dtype).kind;
   if (value == 0) {
     // All bits are, in every dtype.
-  } else if (kind == DTypeKind::kFloat) {
-    cast(memory.dtype, element, DType::kFloat64, &value, 1);
+  } else if (kind == DTypeKind::kFloat && can_cast(dtype, DType::kFloat64)) {
+    cast(dtype, element.data(), DType::kFloat64, &value, 1);
   } else if (kind == DTypeKind::kBool) {
     element[0] = std::byte{1};
-  } else if (kind == DTypeKind::kInteger && !is_sub_byte(memory.dtype) && value == std::trunc(value) &&
+  } else if (kind == DTypeKind::kInteger && !is_sub_byte(dtype) && value == std::trunc(value) &&
              std::abs(value) < 0x1p63) {
     const auto whole_number = static_cast<int64_t>(value);
-    std::memcpy(element, &whole_number, static_cast<size_t>(width));
+    std::memcpy(element.data(), &whole_number, static_cast<size_t>(element_bytes(dtype)));
   } else {
-    throw UnsupportedError("elements of {} cannot be filled with {}", name_of(memory.dtype), value);
+    throw UnsupportedError("elements of {} cannot be filled with {}", name_of(dtype), value);
   }
-  const int64_t bytes = memory.bytes();
-  if (value == 0) {
-    std::memset(memory.data, 0, static_cast<size_t>(bytes));
-    return;
-  }
-  for (int64_t at = 0; at < bytes; at += width)
-    std::memcpy(memory.data + at, element, static_cast<size_t>(width));
+  return element;
 }
 
 }  // namespace spolia

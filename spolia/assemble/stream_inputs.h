@@ -1,6 +1,7 @@
 // What a stream is planned from: what the ranks hold, what is to be made of it, and who wants what.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,11 +18,12 @@ namespace spolia {
 /// stream's groups alone, each distinct description once.
 Descriptions exchange_descriptions(const StreamGroups& groups, const Description& own);
 
-/// The tensors of the job, in boxes. Pure. UnsupportedError for a tensor in memory that the host does not
-/// reach, or one of elements finer than a byte that is cut.
+/// The tensors of the job, in boxes. Pure. UnsupportedError for one of elements finer than a byte that is
+/// cut.
 std::vector<StreamSource> stream_sources(const JobState& job);
 
-/// What is made of them, in order of the names, wanted by all. Pure; throws what compile_mapping() does.
+/// What is made of them, in order of the names, wanted by all. Pure; throws what compile_mapping() and
+/// fill_element() do.
 std::vector<StreamOutput> stream_outputs(const JobState& job, const Mapping* mapping,
                                          const MappingOptions& options);
 
@@ -32,7 +34,8 @@ std::string encode_wish(const AssemblerOptions& options);
 void note_wishes(const StreamGrid& grid, std::span<const std::string> wishes,
                  std::vector<StreamOutput>& outputs);
 
-/// Sets every element of dense memory. UnsupportedError where the dtype has no such value.
-void fill_elements(const View& memory, double value);
+/// An element of this value; of elements finer than a byte, whole bytes of it. UnsupportedError where the
+/// dtype has no such value.
+std::array<std::byte, 16> fill_element(DType dtype, double value);
 
 }  // namespace spolia

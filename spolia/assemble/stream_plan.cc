@@ -278,7 +278,7 @@ class Planner {
     choose_senders(move);
     cost(move, counted);
     const int64_t staged = staged_bytes(move);
-    if (staged_ > 0 && staged_ + staged > plan_.staging / 4) {
+    if (staged_ > 0 && staged_ + staged > plan_.stage_bytes()) {
       plan_.waves.back().end_move = plan_.moves.size();
       plan_.waves.push_back({plan_.moves.size(), plan_.moves.size()});
       staged_ = 0;

@@ -98,10 +98,11 @@ struct StreamPlan {
   std::vector<Wave> waves;
   std::vector<Round> rounds;
 
-  /// Bytes for what is on its way: a quarter for the casts and relays of each of two rounds, the rest for
-  /// messages.
+  /// Bytes for what is on its way: eight pieces. Two for the casts and relays of each of two rounds, three
+  /// for messages, one for copies between the host and devices.
   int64_t staging = 0;
-  int64_t piece_bytes = 0;     // no move is larger
+  int64_t piece_bytes = 0;  // no move is larger
+  int64_t stage_bytes() const { return 2 * piece_bytes; }
   std::vector<int64_t> arena;  // of each seat: bytes of the units that it has at once, at most
 
   int64_t delivered = 0;  // bytes of units over all ranks that want them

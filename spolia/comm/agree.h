@@ -11,8 +11,7 @@
 
 namespace spolia {
 
-// Collective over the group, which has to reach the host's memory. What is thrown here for all ranks does not
-// break the group.
+// Collective over the group. What is thrown here for all ranks does not break the group.
 
 /// Runs `body` on this rank, and returns where it returned on all. Where it threw on some, the same error is
 /// thrown on every rank: that of the lowest rank that did not merely suffer from another's failure, neither

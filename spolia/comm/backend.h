@@ -15,8 +15,15 @@ namespace spolia {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Bytes that lie in several places, one run after the other.
-using Runs = std::vector<std::span<std::byte>>;
+/// Rows of `bytes` bytes; each begins `pitch` bytes after the one before it.
+struct Run {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+  int64_t rows = 1;
+  int64_t pitch = 0;
+};
+/// Bytes that lie in several places, row by row, one run after the other.
+using Runs = std::vector<Run>;
 
 /// A started operation. Used by whoever uses its group.
 class Work {
@@ -56,9 +63,9 @@ class GroupBackend {
 
   /// Whether start_in_runs() is there.
   virtual bool takes_runs() const { return false; }
-  /// start() of a broadcast whose bytes lie in runs on this rank, none of them empty. The collective's buffer
-  /// is as long as they are together, and stands for them: only its size is looked at. How the bytes lie is
-  /// each rank's own affair. Precondition: takes_runs().
+  /// start() of a broadcast, send or receive whose bytes lie in runs on this rank, none of them empty. The
+  /// collective's buffer is as long as they are together, and stands for them: only its size is looked at.
+  /// How the bytes lie is each rank's own affair. Precondition: takes_runs().
   virtual std::unique_ptr<Work> start_in_runs(const Collective&, const Runs&) { return nullptr; }
 
   /// Breaks the group on all ranks that can be reached: what is pending and what comes after fails, with this

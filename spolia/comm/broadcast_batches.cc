@@ -7,7 +7,7 @@
 
 #include "spolia/base/error.h"
 #include "spolia/comm/agree.h"
-#include "spolia/comm/decorators.h"
+#include "spolia/comm/runs.h"
 #include "spolia/tensor/copy.h"
 
 namespace spolia {
@@ -68,41 +68,20 @@ View view_of_all(std::span<const View> pieces, std::byte* data) {
   return dense_view(data, pieces[0].dtype, std::span(&elements, 1));
 }
 
-/// Whether a piece is a run of its own, where there are runs. Copying a small one costs less than a run does.
-bool is_run(const View& piece) {
-  constexpr int64_t kLeastRun = 512;
-  return piece.bytes() >= kLeastRun && piece.is_dense();
-}
-
-/// Where the pieces' bytes are: those that are no runs in the buffer, one after the other.
+/// Where the pieces' bytes are: those that lie in no runs in the buffer, one after the other.
 Runs runs_of(std::span<const View> pieces, Buffer& buffer) {
   Runs runs;
   std::byte* packed = buffer.data();
   for (const View& piece : pieces) {
-    const auto bytes = static_cast<size_t>(piece.bytes());
-    std::byte* const data = is_run(piece) ? piece.data : std::exchange(packed, packed + bytes);
-    if (!runs.empty() && runs.back().data() + runs.back().size() == data) {
-      runs.back() = {runs.back().data(), runs.back().size() + bytes};
+    if (lies_in_runs(piece)) {
+      append_runs(piece, runs);
     } else {
-      runs.emplace_back(data, bytes);
+      append_runs(dense_view(packed, piece.dtype, piece.shape), runs);
+      packed += piece.bytes();
     }
   }
   return runs;
 }
-
-/// A group, for one broadcast whose bytes lie in runs.
-class InRuns final : public ForwardingBackend {
- public:
-  InRuns(GroupBackend& group, Runs runs)
-      : ForwardingBackend({std::shared_ptr<void>(), &group}), runs_(std::move(runs)) {}
-
- private:
-  std::unique_ptr<Work> pass(const Collective& collective, const Start&) override {
-    return inner().start_in_runs(collective, runs_);
-  }
-
-  const Runs runs_;
-};
 
 }  // namespace
 
@@ -168,17 +147,14 @@ BroadcastBatches::Flight BroadcastBatches::start(const Batch& batch) {
     const bool in_runs = group.backend().takes_runs();
     int64_t packed_bytes = 0;
     for (const View& piece : pieces) {
-      if (in_runs && is_run(piece)) continue;
+      if (in_runs && lies_in_runs(piece)) continue;
       flight.packed.push_back(piece);
       packed_bytes += piece.bytes();
     }
     if (packed_bytes > 0) flight.buffer = take_buffer(packed_bytes);
     if (group.place() == batch.root) gather(flight.packed, flight.buffer);
     if (in_runs) {
-      Runs runs = runs_of(pieces, flight.buffer);
-      const View all = view_of_all(pieces, runs[0].data());
-      Group once(std::make_shared<InRuns>(group.backend(), std::move(runs)), group.timeout());
-      flight.pending = once.broadcast(all, batch.root);
+      flight.pending = group.broadcast(runs_of(pieces, flight.buffer), pieces[0].dtype, batch.root);
     } else {
       flight.pending = group.broadcast(view_of_all(pieces, flight.buffer.data()), batch.root);
     }

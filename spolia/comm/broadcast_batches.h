@@ -2,8 +2,8 @@
 //
 // A broadcast costs its time however small it is: 512 of 64 KiB, one by one, take far longer than one of
 // 32 MiB. Pieces that go to the same group from the same rank, of one dtype, travel as one broadcast. Where
-// the backend takes runs (GroupBackend::takes_runs()), dense ones that are not very small go from their place
-// to their place; the others are gathered into a buffer before, and dealt out when they have landed.
+// the backend takes runs, those that lie in some (runs.h) go from their place to their place; the others are
+// gathered into a buffer before, and dealt out when they have landed.
 #pragma once
 
 #include <cstdint>

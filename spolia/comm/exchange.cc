@@ -22,6 +22,27 @@ void check_total(Group& group, std::span<const int64_t> sizes, int64_t limit) {
       group.ranks()[static_cast<size_t>(longest - sizes.begin())]);
 }
 
+/// Every rank's own elements, one after the other; counts[r] come from rank r. Through memory of the group's
+/// device where the group does not reach the host's.
+void gather_elements(Group& group, DType dtype, std::span<const std::byte> own,
+                     std::span<const int64_t> counts, std::span<std::byte> all) {
+  const auto view = [&](auto* data, size_t bytes, Device device) {
+    const int64_t shape[] = {static_cast<int64_t>(bytes) / element_bytes(dtype)};
+    return dense_view(data, dtype, shape, device);
+  };
+  if (group.backend().reaches({})) {
+    group.all_gather(view(own.data(), own.size(), {}), counts, view(all.data(), all.size(), {})).wait();
+    return;
+  }
+  const Device device = group.device();
+  const DeviceBackend& memory = backend_of(device);
+  Buffer sent(std::ssize(own), device), received(std::ssize(all), device);
+  memory.copy_from_host(sent.data(), own.data(), sent.size());
+  const View gathered = view(received.data(), all.size(), device);
+  group.all_gather(view(sent.data(), own.size(), device), counts, gathered).wait();
+  memory.copy_to_host(all.data(), received.data(), received.size());
+}
+
 /// The elements of every rank, as strings or vectors of them.
 template <class List>
 std::vector<List> all_gather(Group& group, std::span<const std::byte> own, int64_t limit) {
@@ -29,7 +50,7 @@ std::vector<List> all_gather(Group& group, std::span<const std::byte> own, int64
   check_total(group, sizes, limit);
   std::vector<std::byte> bytes;
   for (int64_t size : sizes) bytes.resize(bytes.size() + static_cast<size_t>(size));
-  if (!bytes.empty()) group.all_gather(byte_view(own), sizes, byte_view(std::span(bytes))).wait();
+  if (!bytes.empty()) gather_elements(group, DType::kUInt8, own, sizes, bytes);
 
   std::vector<List> lists;
   const std::byte* from = bytes.data();
@@ -46,11 +67,9 @@ std::vector<List> all_gather(Group& group, std::span<const std::byte> own, int64
 
 std::vector<int64_t> all_gather_number(Group& group, int64_t number) {
   std::vector<int64_t> numbers(static_cast<size_t>(group.size()));
-  const int64_t shape[] = {group.size()};
-  group
-      .all_gather(dense_view(std::as_bytes(std::span(&number, 1)).data(), DType::kInt64, {}),
-                  dense_view(std::as_writable_bytes(std::span(numbers)).data(), DType::kInt64, shape))
-      .wait();
+  const std::vector<int64_t> counts(numbers.size(), 1);
+  gather_elements(group, DType::kInt64, std::as_bytes(std::span(&number, 1)), counts,
+                  std::as_writable_bytes(std::span(numbers)));
   return numbers;
 }
 

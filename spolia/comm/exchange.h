@@ -11,8 +11,8 @@
 
 namespace spolia {
 
-// Collective over the group, which has to reach the host's memory. Results are by place. What a broken group
-// throws is thrown.
+// Collective over the group. Where it does not reach the host's memory, what is said passes through its
+// device's. Results are by place. What a broken group throws is thrown.
 
 /// One number from each.
 std::vector<int64_t> all_gather_number(Group& group, int64_t number);

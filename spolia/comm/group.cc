@@ -7,6 +7,7 @@
 
 #include "spolia/base/checked.h"
 #include "spolia/base/error.h"
+#include "spolia/comm/runs.h"
 #include "spolia/device/strided_copy.h"
 #include "spolia/tensor/copy.h"
 
@@ -83,6 +84,7 @@ struct Pending::State {
   void finish();
 
   Collective collective;
+  Runs runs;                   // where the bytes lie; empty: densely, in the collective's buffer
   Buffer packed;               // the sent elements, where they do not lie dense
   Buffer staged;               // those that arrive, until they are dealt out
   std::optional<View> target;  // where to
@@ -93,7 +95,16 @@ struct Pending::State {
 
  private:
   int64_t checked_bytes(const ConstView& view) const;
+  bool take_runs(const View& view);
 };
+
+/// Whether the view's elements go from or to their place.
+bool Pending::State::take_runs(const View& view) {
+  const bool takes = collective.kind == Kind::kBroadcast || is_between_two(collective.kind);
+  if (!takes || !backend->takes_runs() || !lies_in_runs(view)) return false;
+  append_runs(view, runs);
+  return true;
+}
 
 int64_t Pending::State::checked_bytes(const ConstView& view) const {
   const std::string_view name = name_of(collective.kind);
@@ -120,6 +131,11 @@ void Pending::State::set_send(const ConstView& view) {
     return;
   }
   check_strided(view, collective.kind);
+  const View only_read{const_cast<std::byte*>(view.data), view.dtype, view.shape, view.strides, view.device};
+  if (take_runs(only_read)) {
+    collective.send = {view.data, static_cast<size_t>(bytes)};
+    return;
+  }
   packed = Buffer(bytes, view.device);
   backend_of(view.device).wait_for(collective.after);
   copy_elements(dense_view(packed.data(), view.dtype, view.shape, view.device), view);
@@ -139,6 +155,10 @@ void Pending::State::set_receive(const View& view) {
       throw InvalidArgumentError("{}: elements of the view to receive into lie on each other (stride 0)",
                                  name_of(collective.kind));
     }
+  }
+  if (take_runs(view)) {
+    collective.receive = {view.data, static_cast<size_t>(bytes)};
+    return;
   }
   staged = Buffer(bytes, view.device);
   target = view;
@@ -216,7 +236,9 @@ std::unique_ptr<Pending::State> Group::prepare(CollectiveKind kind, const ConstV
     throw UnsupportedError("{}: the {} backend does not reach memory on {}", name_of(kind), backend_->name(),
                            name_of(view.device));
   }
-  return std::make_unique<Pending::State>(kind, view, after);
+  auto operation = std::make_unique<Pending::State>(kind, view, after);
+  operation->backend = backend_;
+  return operation;
 }
 
 Pending Group::start(std::unique_ptr<Pending::State> operation) {
@@ -224,8 +246,40 @@ Pending Group::start(std::unique_ptr<Pending::State> operation) {
   check(collective, place(), ranks());
   operation->timeout = timeout_;
   operation->backend = backend_;
-  operation->work = backend_->start(collective);
+  operation->work = operation->runs.empty() ? backend_->start(collective)
+                                            : backend_->start_in_runs(collective, operation->runs);
   return Pending(std::move(operation));
+}
+
+Pending Group::start_in_runs(CollectiveKind kind, Runs runs, DType dtype, int peer) {
+  if (!backend_->takes_runs()) {
+    throw InvalidArgumentError("{}: the {} backend takes no runs", name_of(kind), backend_->name());
+  }
+  auto operation = std::make_unique<Pending::State>(kind, dtype, Device{});
+  Collective& collective = operation->collective;
+  collective.peer = peer;
+  int64_t bytes = 0;  // no more than there is memory
+  for (const Run& run : runs) bytes += run.bytes * run.rows;
+  if (bytes > 0) {
+    const std::span all(runs[0].data, static_cast<size_t>(bytes));
+    if (kind == Kind::kSend || (kind == Kind::kBroadcast && peer == place())) {
+      collective.send = all;
+    } else {
+      collective.receive = all;
+    }
+  }
+  operation->runs = std::move(runs);
+  return start(std::move(operation));
+}
+
+Pending Group::broadcast(Runs runs, DType dtype, int root) {
+  return start_in_runs(Kind::kBroadcast, std::move(runs), dtype, root);
+}
+Pending Group::send(Runs runs, DType dtype, int to) {
+  return start_in_runs(Kind::kSend, std::move(runs), dtype, to);
+}
+Pending Group::receive(Runs runs, DType dtype, int from) {
+  return start_in_runs(Kind::kReceive, std::move(runs), dtype, from);
 }
 
 Pending Group::barrier() {

@@ -49,8 +49,9 @@ class Pending {
 
 /// One rank's end of a group: cheap to pass by reference, used by one thread at a time. Views may be strided;
 /// those that are not dense are packed when the operation starts and dealt out when it has landed, which
-/// costs a copy each. Every view of an operation has the same dtype and lies on one device. Views do not
-/// overlap, except where an operation is in place: Collective::send says how.
+/// costs a copy each, unless the backend takes runs and they lie in some (runs.h). Every view of an operation
+/// has the same dtype and lies on one device. Views do not overlap, except where an operation is in place:
+/// Collective::send says how.
 ///
 /// Views on a device: an operation takes an event, and touches no buffer before it has happened
 /// (Collective::after). Where a view is not dense, the call itself waits for it. Host memory has to be ready
@@ -97,10 +98,17 @@ class Group {
   Pending send(const ConstView& buffer, int to, DeviceEvent after = {});
   Pending receive(const View& buffer, int from, DeviceEvent after = {});
 
+  /// The same for host memory that lies in runs, none of them empty, however it lies on other ranks: many
+  /// pieces in one operation. `dtype` is compared, and says no more. Precondition: backend().takes_runs().
+  Pending broadcast(Runs runs, DType dtype, int root);
+  Pending send(Runs runs, DType dtype, int to);
+  Pending receive(Runs runs, DType dtype, int from);
+
  private:
   std::unique_ptr<Pending::State> prepare(CollectiveKind kind, const ConstView& view,
                                           DeviceEvent after) const;
   Pending start(std::unique_ptr<Pending::State> operation);
+  Pending start_in_runs(CollectiveKind kind, Runs runs, DType dtype, int peer);
 
   std::shared_ptr<GroupBackend> backend_;
   milliseconds timeout_;

@@ -46,8 +46,8 @@ struct LaunchOptions {
 /// Where some throw, the groups they are in are broken, so that none waits for them, and one error is thrown:
 /// that of the lowest rank that did not merely suffer from another's failure, neither as a PeerFailedError
 /// nor, if there is anything else, as a TimeoutError. An Error keeps its kind, and its message names the
-/// rank unless all ranks say the same; another exception is rethrown as it is. A rank that has returned breaks
-/// the groups whose operations still need it. InvalidArgumentError where there are no ranks.
+/// rank unless all ranks say the same; another exception is rethrown as it is. A rank that has returned
+/// breaks the groups whose operations still need it. InvalidArgumentError where there are no ranks.
 void launch(int ranks, const std::function<void(World& world)>& body, const LaunchOptions& options = {});
 
 }  // namespace spolia

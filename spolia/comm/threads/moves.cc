@@ -5,6 +5,7 @@
 
 #include "spolia/base/checked.h"
 #include "spolia/device/host_copy.h"
+#include "spolia/tensor/copy.h"
 
 namespace spolia {
 namespace {
@@ -17,7 +18,7 @@ using Kind = CollectiveKind;
 
 void add(std::vector<Move>& moves, Move move) {
   if (move.bytes == 0) return;
-  if (move.from.size() == 1) {  // a copy
+  if (move.from.size() == 1 && move.rows == 1) {  // a copy
     const auto ends = std::remove(move.to.begin(), move.to.end(), move.from[0]);
     move.to.resize(static_cast<size_t>(ends - move.to.begin()));
   }
@@ -30,34 +31,44 @@ class Cursor {
   explicit Cursor(Runs runs) : runs_(std::move(runs)) {}
 
   bool at_end() const { return at_ == runs_.size(); }
-  std::byte* data() const { return runs_[at_].data() + offset_; }
-  /// Bytes up to the end of the run.
-  int64_t bytes() const { return std::ssize(runs_[at_]) - offset_; }
-  /// By no more than these.
-  void advance(int64_t bytes) {
-    offset_ += bytes;
-    if (offset_ < std::ssize(runs_[at_])) return;
-    offset_ = 0;
+  std::byte* data() const { return run().data + row_ * run().pitch + offset_; }
+  /// Bytes up to the end of the row.
+  int64_t bytes() const { return run().bytes - offset_; }
+  /// How many rows of so many bytes, no more than bytes(), come next at one pitch; and that pitch.
+  int64_t rows(int64_t bytes) const { return is_row(bytes) ? run().rows - row_ : this->bytes() / bytes; }
+  int64_t pitch(int64_t bytes) const { return is_row(bytes) ? run().pitch : bytes; }
+  /// By so many of these.
+  void advance(int64_t bytes, int64_t rows) {
+    if (is_row(bytes)) {
+      row_ += rows;
+    } else if ((offset_ += bytes * rows) == run().bytes) {
+      offset_ = 0;
+      ++row_;
+    }
+    if (row_ < run().rows) return;
+    row_ = 0;
     ++at_;
   }
 
  private:
+  const Run& run() const { return runs_[at_]; }
+  bool is_row(int64_t bytes) const { return offset_ == 0 && bytes == run().bytes; }
+
   const Runs runs_;
   size_t at_ = 0;
-  int64_t offset_ = 0;
+  int64_t row_ = 0, offset_ = 0;
 };
 
-/// A broadcast's bytes at a place.
+/// A place's bytes, of an operation that takes runs.
 Runs runs_of(const Collective& asked, const Runs& runs) {
   if (!runs.empty()) return runs;
-  if (!asked.receive.empty()) return {asked.receive};
+  if (!asked.receive.empty()) return {{asked.receive.data(), std::ssize(asked.receive)}};
   if (asked.send.empty()) return {};
-  return {{const_cast<std::byte*>(asked.send.data()), asked.send.size()}};  // only read
+  return {{const_cast<std::byte*>(asked.send.data()), std::ssize(asked.send)}};  // only read
 }
 
-/// A new move wherever a run ends at any place.
-std::vector<Move> broadcast(std::span<const Collective> asked, std::span<const Runs> runs) {
-  const auto root = static_cast<size_t>(asked[0].peer);
+/// What the root has goes to all others. A new move wherever the rows change at any place.
+std::vector<Move> broadcast(std::span<const Collective> asked, std::span<const Runs> runs, size_t root) {
   std::vector<Cursor> cursors;
   cursors.reserve(asked.size());
   for (size_t r = 0; r < asked.size(); ++r)
@@ -65,11 +76,16 @@ std::vector<Move> broadcast(std::span<const Collective> asked, std::span<const R
   std::vector<Move> moves;
   while (!cursors[root].at_end()) {
     Move move = {.from = {cursors[root].data()}, .to = {}, .bytes = cursors[root].bytes()};
+    for (const Cursor& cursor : cursors) move.bytes = std::min(move.bytes, cursor.bytes());
+    move.rows = cursors[root].rows(move.bytes);
+    for (const Cursor& cursor : cursors) move.rows = std::min(move.rows, cursor.rows(move.bytes));
+    move.from_pitch = cursors[root].pitch(move.bytes);
     for (size_t r = 0; r < cursors.size(); ++r) {
-      move.bytes = std::min(move.bytes, cursors[r].bytes());
-      if (r != root) move.to.push_back(cursors[r].data());
+      if (r == root) continue;
+      move.to.push_back(cursors[r].data());
+      if (move.rows > 1) move.to_pitch.push_back(cursors[r].pitch(move.bytes));
     }
-    for (Cursor& cursor : cursors) cursor.advance(move.bytes);
+    for (Cursor& cursor : cursors) cursor.advance(move.bytes, move.rows);
     add(moves, std::move(move));
   }
   return moves;
@@ -127,15 +143,33 @@ std::vector<Move> all_to_all(std::span<const Collective> asked) {
   return moves;
 }
 
-std::vector<Move> between_two(std::span<const Collective> asked) {
-  std::vector<Move> moves;
-  add(moves,
-      {.from = {asked[0].send.data()}, .to = {asked[1].receive.data()}, .bytes = std::ssize(asked[0].send)});
-  return moves;
-}
+/// Rows shorter than this are copied element by element: nothing of them is a line.
+constexpr int64_t kShortRow = kLineBytes;
 
 void copy(std::byte* to, const std::byte* from, int64_t bytes, bool streaming) {
   copy_rows_on_host(to, bytes, from, bytes, bytes, 1, streaming);
+}
+
+/// The bytes [begin, end) of rows.
+void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t row,
+               int64_t begin, int64_t end, bool streaming) {
+  int64_t number = begin / row;
+  if (const int64_t inside = begin % row; inside > 0) {
+    const int64_t bytes = std::min(row - inside, end - begin);
+    copy(to + number * to_pitch + inside, from + number * from_pitch + inside, bytes, streaming);
+    ++number;
+  }
+  const int64_t last = end / row;
+  if (last > number && row < kShortRow) {
+    const int64_t sizes[] = {last - number, row}, to_strides[] = {to_pitch, 1},
+                  from_strides[] = {from_pitch, 1};
+    copy_strided(sizes, 1, to + number * to_pitch, to_strides, from + number * from_pitch, from_strides);
+  } else if (last > number) {
+    copy_rows_on_host(to + number * to_pitch, to_pitch, from + number * from_pitch, from_pitch, row,
+                      last - number, streaming);
+  }
+  if (last >= number && end % row > 0)
+    copy(to + last * to_pitch, from + last * from_pitch, end % row, streaming);
 }
 
 }  // namespace
@@ -146,7 +180,7 @@ std::vector<Move> moves_of(std::span<const Collective> asked, std::span<const Ru
     case Kind::kBarrier:
       return {};
     case Kind::kBroadcast:
-      return broadcast(asked, runs);
+      return broadcast(asked, runs, static_cast<size_t>(asked[0].peer));
     case Kind::kAllGather:
       return all_gather(asked);
     case Kind::kAllReduce:
@@ -157,7 +191,7 @@ std::vector<Move> moves_of(std::span<const Collective> asked, std::span<const Ru
       return all_to_all(asked);
     case Kind::kSend:
     case Kind::kReceive:
-      return between_two(asked);
+      return broadcast(asked, runs, 0);
   }
   return {};
 }
@@ -167,8 +201,8 @@ Pieces::Pieces(std::vector<Move> moves, DType dtype, ReduceOp op)
   begins_.reserve(moves_.size());
   for (const Move& move : moves_) {
     begins_.push_back(bytes_);
-    bytes_ += move.bytes;
-    bytes_written_ += move.bytes * std::ssize(move.to);
+    bytes_ += move.total();
+    bytes_written_ += move.total() * std::ssize(move.to);
   }
   count_ = ceil_div(bytes_, kPieceBytes);
 }
@@ -177,7 +211,14 @@ Pieces::Pieces(std::vector<Move> moves, DType dtype, ReduceOp op)
 void Pieces::carry_out(const Move& move, int64_t begin, int64_t end) noexcept {
   if (move.from.size() > 1) return reduce(dtype_, op_, move.from, move.to, begin, end);
   const bool streaming = bytes_written_ >= kStreamBytes;
-  for (std::byte* to : move.to) copy(to + begin, move.from[0] + begin, end - begin, streaming);
+  for (size_t t = 0; t < move.to.size(); ++t) {
+    if (move.rows == 1) {
+      copy(move.to[t] + begin, move.from[0] + begin, end - begin, streaming);
+    } else {
+      copy_rows(move.to[t], move.to_pitch[t], move.from[0], move.from_pitch, move.bytes, begin, end,
+                streaming);
+    }
+  }
 }
 
 Pieces::Step Pieces::carry_out_one() noexcept {
@@ -190,7 +231,7 @@ Pieces::Step Pieces::carry_out_one() noexcept {
   for (size_t m = static_cast<size_t>(next - begins_.begin()) - 1; m < moves_.size() && begins_[m] < end;
        ++m) {
     carry_out(moves_[m], std::max(begin - begins_[m], int64_t{0}),
-              std::min(end - begins_[m], moves_[m].bytes));
+              std::min(end - begins_[m], moves_[m].total()));
   }
   finish_streaming();
   return done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_ ? Step::kDoneTheLast : Step::kDone;

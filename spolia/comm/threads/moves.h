@@ -12,11 +12,17 @@
 
 namespace spolia {
 
-/// A run of bytes that lands in one place or several: one source copied, or several reduced in their order.
+/// Bytes that land in one place or several: one source copied, or several reduced in their order. A copy may
+/// be of several rows, which lie at pitches of their own in each place.
 struct Move {
   InlineVector<const std::byte*, 4> from;
   InlineVector<std::byte*, 4> to;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // of a row
+  int64_t rows = 1;
+  int64_t from_pitch = 0;
+  InlineVector<int64_t, 4> to_pitch;  // empty where there is one row
+
+  int64_t total() const { return bytes * rows; }
 };
 
 /// The moves of an operation, from what each place asks for; of one between two: the sender, the receiver.
