@@ -64,6 +64,7 @@ class FileSink::Writer {
 
   /// The same for bytes that go away at once.
   void write_copy(uint32_t file, int64_t offset, std::string_view text) {
+    if (text.empty()) return;
     write(file, offset, bytes_of(text));
     stage();
   }

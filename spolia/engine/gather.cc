@@ -7,6 +7,7 @@ namespace spolia {
 namespace {
 
 constexpr int64_t kFreeOverRead = int64_t{64} << 10;
+constexpr int64_t kShortRun = int64_t{1} << 10;  // from here on a run is worth a read of its own
 
 /// Whether elements at these strides (in bytes) lie one after the other in row-major order.
 bool is_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t width) {
@@ -74,9 +75,38 @@ class Gatherer {
     const bool fits = span <= scratch_bytes_ && (span <= 2 * useful || span <= kFreeOverRead);
     if (fits || (wanted.size() == 1 && is_in_place(wanted.front()))) {
       push(wanted);
-    } else {
+    } else if (wanted.size() > 1 || !push_runs(wanted.front())) {
       cut(std::move(wanted));
     }
+  }
+
+  /// Where the box is runs at even distances that fit the scratch, and are not too short: those, without what
+  /// lies between. Else false.
+  bool push_runs(const WantedBox& want) {
+    std::vector<size_t> dims;
+    for (size_t d = 0; d < strides_.size(); ++d) {
+      if (want.box.sizes[d] > 1 && strides_[d] > 0) dims.push_back(d);
+    }
+    std::ranges::sort(dims, {}, [&](size_t d) { return strides_[d]; });
+    int64_t run = width_;
+    size_t inner = 0;
+    for (; inner < dims.size() && strides_[dims[inner]] == run; ++inner) run *= want.box.sizes[dims[inner]];
+    if (inner + 1 != dims.size()) return false;
+    const size_t outer = dims.back();
+    const int64_t runs = want.box.sizes[outer];
+    if (run < kShortRun || run > strides_[outer] || runs > scratch_bytes_ / run) return false;
+    ReadOp& op = plan_.ops.emplace_back();
+    op.payload = payload_number_;
+    op.offset = begin_of(want);
+    op.length = run;
+    op.runs = runs;
+    op.distance = strides_[outer];
+    op.first_piece = plan_.pieces.size();
+    Dims packed = strides_;
+    packed[outer] = run;
+    plan_.pieces.push_back({0, want.box.sizes, packed, want.target});
+    op.end_piece = plan_.pieces.size();
+    return true;
   }
 
   /// Cuts where the boxes reach furthest in the payload, at half their indices, and reads each half.

@@ -32,11 +32,14 @@ struct ReadPiece {
   Block target;
 };
 
-/// One contiguous read of a payload.
+/// One contiguous read of a payload, or several of one length at even distances, whose bytes are put one
+/// after the other.
 struct ReadOp {
   size_t payload = 0;     // the caller's number for the payload
   int64_t offset = 0;     // of the first byte, from the start of the payload
-  int64_t length = 0;     // bytes to read
+  int64_t length = 0;     // bytes to read, of each run
+  int64_t runs = 1;       // how many
+  int64_t distance = 0;   // from the start of one to the next one's
   bool in_place = false;  // it has one piece, whose block it fills as it is: bytes may be read straight there
   size_t first_piece = 0, end_piece = 0;  // in ReadPlan::pieces
 };
@@ -61,9 +64,10 @@ inline constexpr int64_t kLongRead = int64_t{256} << 10;
 /// overlap) out of the chunk's payload, whose elements are of `dtype`.
 ///
 /// Boxes that lie among each other in the payload, such as the columns of several shards in the same rows,
-/// are read together, so that each byte is read once. A read that is not in place spans at most
+/// are read together, so that each byte is read once. A read that is not in place takes at most
 /// `scratch_bytes`, and over-reads at most as much as it uses (or 64 KiB, which costs a disk no more than
-/// less would); boxes that do not fit that are cut along their widest stride. Pure.
+/// less would). A box that would over-read more, and is runs of 1 KiB or more at even distances, is read run
+/// by run; others are cut along their widest stride. Pure.
 void plan_reads(const Payload& payload, size_t payload_number, DType dtype, const Box& chunk,
                 std::span<const WantedBox> wanted, int64_t scratch_bytes, ReadPlan& plan);
 

@@ -4,12 +4,16 @@
 #include <cstring>
 
 #include "spolia/base/text.h"
+#include "spolia/store/read_ahead.h"
 #include "spolia/tensor/cast.h"
 #include "spolia/tensor/copy.h"
 
 namespace spolia {
 namespace {
 
+// Runs that are read one by one, this far apart at most, are read ahead with what lies between them: so far,
+// and so much at a time.
+constexpr int64_t kClose = int64_t{64} << 10, kAhead = int64_t{2} << 20, kHint = int64_t{128} << 10;
 constexpr int64_t kFreeGap = int64_t{8} << 10;  // reading over less costs a disk less than a second read
 
 Dims byte_strides(std::span<const int64_t> sizes, int64_t width) {
@@ -58,11 +62,11 @@ void TileReader::read() {
     int64_t until = position(ops[begin]) + ops[begin].length;
     auto joins = [&](const ReadOp& op) {
       const Payload& payload = uses_[op.payload].payload;
-      return payload.codec == Codec::kNone && payload.stored.file == first.stored.file &&
+      return payload.codec == Codec::kNone && payload.stored.file == first.stored.file && op.runs == 1 &&
              op.length < kLongRead && position(op) <= until + kFreeGap &&
              std::max(until, position(op) + op.length) - position(ops[begin]) <= scratch_.size();
     };
-    if (first.codec == Codec::kNone && ops[begin].length < kLongRead) {
+    if (first.codec == Codec::kNone && ops[begin].runs == 1 && ops[begin].length < kLongRead) {
       for (; end < ops.size() && joins(ops[end]); ++end)
         until = std::max(until, position(ops[end]) + ops[end].length);
     }
@@ -141,7 +145,20 @@ void TileReader::run_together(std::span<const ReadOp> ops) {
 
 void TileReader::run_alone(const ReadOp& op) {
   std::byte* bytes = op.in_place ? reads_.pieces_of(op).front().target.data : scratch_.data();
-  fetch(uses_[op.payload].payload, op.offset, {bytes, static_cast<size_t>(op.length)});
+  const Payload& payload = uses_[op.payload].payload;
+  // The tiles beside will want what lies between the runs: it comes from the disk once, in one go.
+  const bool close = op.runs > 1 && op.distance <= kClose && payload.codec == Codec::kNone;
+  const int64_t end = position(op) + (op.runs - 1) * op.distance + op.length;
+  int64_t hinted = close ? position(op) / kHint * kHint : end;
+  for (int64_t r = 0; r < op.runs; ++r) {
+    const int64_t at = op.offset + r * op.distance;
+    for (; hinted < std::min(end, position(op) + r * op.distance + kAhead); hinted += kHint) {
+      if (context_.is_new_ahead(key_of(payload), hinted)) {
+        read_ahead(context_.source.file(payload.stored.file), hinted, std::min(kHint, end - hinted));
+      }
+    }
+    fetch(payload, at, {bytes + r * op.length, static_cast<size_t>(op.length)});
+  }
   deliver(op, bytes);
 }
 
@@ -149,9 +166,9 @@ void TileReader::run_alone(const ReadOp& op) {
 void TileReader::deliver(const ReadOp& op, const std::byte* bytes) {
   const ChunkUse& use = uses_[op.payload];
   const Catalog& catalog = context_.source.catalog();
-  if (context_.check_crcs) {
-    context_.ledger.add(catalog, use.tensor, use.chunk, use.payload, op.offset,
-                        {bytes, static_cast<size_t>(op.length)});
+  for (int64_t r = 0; context_.check_crcs && r < op.runs; ++r) {
+    context_.ledger.add(catalog, use.tensor, use.chunk, use.payload, op.offset + r * op.distance,
+                        {bytes + r * op.length, static_cast<size_t>(op.length)});
   }
   const DType dtype = catalog.tensors[use.tensor].dtype;
   for (const ReadPiece& piece : reads_.pieces_of(op)) {

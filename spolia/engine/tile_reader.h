@@ -2,12 +2,16 @@
 // in its place.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "spolia/device/buffer.h"
@@ -30,6 +34,16 @@ struct ReadContext {
   CopyIndices copies;   // of the plan
   ChunkIndices chunks;  // of the source
   CrcLedger ledger;
+
+  /// Whether reading ahead a payload's bytes from `offset` on (in its file) is new: each part is read ahead
+  /// once.
+  bool is_new_ahead(const PayloadKey& payload, int64_t offset) {
+    std::lock_guard lock(ahead_mutex);
+    const auto [known, fresh] = ahead.try_emplace(payload, offset);
+    return fresh || std::exchange(known->second, std::max(known->second, offset)) < offset;
+  }
+  std::mutex ahead_mutex;
+  std::map<PayloadKey, int64_t> ahead;  // where the last part begins
 
   ReadContext(const TransferPlan& p, const Source& s, const Catalog& t, bool check)
       : plan(p),

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "spolia/base/checked.h"
+
 namespace spolia {
 namespace {
 
@@ -119,11 +121,11 @@ std::vector<Box> split_in_blocks(const Box& box, size_t dim, int64_t elements) {
     block[d] = std::clamp<int64_t>(most, 1, box.sizes[d]);
     room = std::max<int64_t>(room / block[d], 1);
   };
+  constexpr int64_t kShort = 512;
   const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(elements)));
-  // The shorter of the two first, so that the other one gets what it leaves.
-  const bool dim_first = box.sizes[dim] <= box.sizes[last];
-  grow(dim_first ? dim : last, side);
-  grow(dim_first ? last : dim, room);
+  const int64_t least = std::min({kShort, side, box.sizes[dim]});
+  grow(last, ceil_div(box.sizes[last], ceil_div(box.sizes[last], elements / least)));  // alike in length
+  grow(dim, room);
   for (size_t d = box.ndim(); d-- > 0;) {
     if (d != dim && d != last) grow(d, room);
   }

@@ -51,9 +51,9 @@ std::vector<Box> split(const Box& box, size_t dim, int64_t size);
 /// pieces of a slice.
 std::vector<Box> split_row_major(const Box& box, int64_t elements);
 
-/// `box` cut into boxes of at most `elements` (> 0) each, in row-major order of their corners, that are about
-/// as long in `dim` as in the last dim: for moving between an order that runs along the one and an order that
-/// runs along the other. `dim` is not the last.
+/// `box` cut into boxes of at most `elements` (> 0) each, in row-major order of their corners: as long in the
+/// last dim as they can be with 512 in `dim`, another one (small ones: with as much): for moving from rows
+/// that run along `dim` to rows that run along the last, where short runs cost more.
 std::vector<Box> split_in_blocks(const Box& box, size_t dim, int64_t elements);
 
 /// The elements [begin, end) of the row-major order of `shape`, as at most 2 * ndim - 1 disjoint boxes in

@@ -188,12 +188,19 @@ RC_GTEST_PROP(SplitInBlocks, BlocksTileTheBoxAndAreNoLargerThanAsked, ()) {
   RC_ASSERT(!check_coverage(blocks, shape).fault);
 }
 
-TEST(SplitInBlocks, IsAsLongOneWayAsTheOther) {
+TEST(SplitInBlocks, SmallOnesAreAsLongOneWayAsTheOther) {
   const auto blocks = split_in_blocks(whole(Dims{3, 1000, 1000}), 1, 10'000);
   EXPECT_EQ(blocks.size(), 300u);
   EXPECT_EQ(blocks.front().sizes, (Dims{1, 100, 100}));
   // A narrow matrix: what one way does not need the other one gets.
   EXPECT_EQ(split_in_blocks(whole(Dims{1000, 10}), 0, 1000).front().sizes, (Dims{100, 10}));
+}
+
+TEST(SplitInBlocks, LargeOnesAreLongInTheLastDim) {
+  EXPECT_EQ(split_in_blocks(whole(Dims{5000, 6000}), 0, 6'000'000).front().sizes, (Dims{1000, 6000}));
+  EXPECT_EQ(split_in_blocks(whole(Dims{5000, 20'000}), 0, 6'000'000).front().sizes, (Dims{600, 10'000}));
+  EXPECT_EQ(split_in_blocks(whole(Dims{5000, 100'000}), 0, 6'000'000).front().sizes, (Dims{539, 11'112}));
+  EXPECT_EQ(split_in_blocks(whole(Dims{100, 100'000}), 0, 6'000'000).front().sizes, (Dims{100, 50'000}));
 }
 
 }  // namespace

@@ -194,8 +194,8 @@ TransferPlan plan_transfer(const Catalog& source, const Catalog& target, std::ve
   const int64_t share = options.memory / static_cast<int64_t>(plan.threads),
                 room = share / 8 * 3 / 4096 * 4096;
   plan.tile_bytes = plan.scratch_bytes = std::min(options.largest_tile, room);
-  // Blocks make runs of a few kibibytes on both sides, each a write of its own, unless they are larger.
-  const int64_t block_bytes = std::min(4 * options.largest_tile, room);
+  // The larger a block, the longer the runs that it is read and written in.
+  const int64_t block_bytes = std::min(8 * options.largest_tile, 2 * room - plan.scratch_bytes);
   plan.decoders = static_cast<size_t>(std::max<int64_t>(1, share / 4 / kDecoderBytes));
 
   if (!std::ranges::is_sorted(copies, {}, &RegionCopy::target)) {  // sorting takes as much memory again

@@ -64,7 +64,7 @@ struct TransferPlan {
 struct PlanOptions {
   int64_t memory = int64_t{1} << 30;  // bytes for all buffers of all threads; at least kLeastMemory
   size_t threads = 1;
-  /// No tile is larger, but blocks (below), which may be four times as large. More gains nothing: reads and
+  /// No tile is larger, but blocks (below), which may be eight times as large. More gains nothing: reads and
   /// writes of this size already keep a disk busy, and what is in flight should fit the outer caches.
   int64_t largest_tile = int64_t{4} << 20;
   /// Whether each tensor's tiles are to be in its row-major order, every part contiguous. Without, a tensor

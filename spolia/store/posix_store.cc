@@ -15,6 +15,7 @@
 #include "spolia/store/checks.h"
 #include "spolia/store/file_descriptor.h"
 #include "spolia/store/open_beneath.h"
+#include "spolia/store/read_ahead.h"
 #include "spolia/store/store.h"
 
 namespace spolia {
@@ -318,5 +319,11 @@ class PosixStore : public Store {
 }  // namespace
 
 std::shared_ptr<Store> posix_store() { return std::make_shared<PosixStore>(); }
+
+void read_ahead(const InputFile& file, int64_t offset, int64_t length) {
+  if (const auto* here = dynamic_cast<const PosixInputFile*>(&file)) {
+    ::posix_fadvise(here->descriptor(), offset, length, POSIX_FADV_WILLNEED);
+  }
+}
 
 }  // namespace spolia

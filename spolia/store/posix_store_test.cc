@@ -14,13 +14,18 @@
 #include <csignal>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "spolia/store/memory_store.h"
 #include "spolia/store/open_beneath.h"
+#include "spolia/store/read_ahead.h"
 #include "spolia/store/store_testing.h"
 
 namespace spolia {
@@ -62,6 +67,19 @@ std::string open_by_path(const fs::path& folder, const std::string& name) {
   std::string text(100, '\0');
   text.resize(static_cast<size_t>(::read(file.get(), text.data(), text.size())));
   return text;
+}
+
+TEST_F(PosixStore, ReadingAheadIsAHintForAnyFileAndAnyPartOfIt) {
+  const std::string text(300'000, 'x');
+  const auto memory = std::make_shared<MemoryStore>();
+  memory->create_folder("/folder");
+  for (const auto& [store, path] :
+       {std::pair<std::shared_ptr<Store>, fs::path>{store_, at("file")}, {memory, "/folder/file"}}) {
+    store->create(path)->write(0, std::as_bytes(std::span(text)));
+    const auto file = store->open(path);
+    for (const int64_t offset : {0, 4096, 299'999, 300'000, 1'000'000}) read_ahead(*file, offset, 131'072);
+    EXPECT_EQ(text_of(*file), text);
+  }
 }
 
 TEST_F(PosixStore, LinksMayLeadAnywhereInTheFolderAndNowhereElse) {
