@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/mapping.h"
 #include "cli/ranks.h"
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/convert.h"
@@ -23,9 +24,8 @@ namespace {
 
 struct Options {
   std::string source, destination, format;
-  std::optional<std::string> dtype, layout, map, base;
-  std::string map_root;
-  bool reverse = false;
+  std::optional<std::string> dtype, layout;
+  MappingArguments mapping;
   std::optional<int> ranks;
   Selection selection;
   int64_t memory = int64_t{1} << 30;
@@ -56,29 +56,10 @@ int64_t peak_resident_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-/// Names in a line, the first few of them.
-std::string shortened(const std::vector<std::string>& names) {
-  std::string text;
-  constexpr size_t kShown = 5;
-  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) text += " " + printable(names[i]);
-  return text + (names.size() > kShown ? " ..." : "");
-}
-
 void print_left_out(const std::vector<std::string>& names, const std::string& format) {
   if (names.empty()) return;
   print_note(fmt::format("{} value{} left out, which {} cannot hold:{}", names.size(),
                          names.size() == 1 ? "" : "s", format, shortened(names)));
-}
-
-void print_mapping(const MappingReport& mapping) {
-  for (const std::string& note : mapping.notes) print_note(note);
-  auto list = [](const std::vector<std::string>& names, std::string_view what) {
-    if (names.empty()) return;
-    print_note(
-        fmt::format("{} tensor{} {}:{}", names.size(), names.size() == 1 ? "" : "s", what, shortened(names)));
-  };
-  list(mapping.dropped, "dropped by the mapping");
-  list(mapping.unused, "not used by the mapping");
 }
 
 /// Layout rules as they were given: in the file of that name, or, where there is none, in the text itself.
@@ -92,10 +73,7 @@ std::string layout_text(const std::string& given) {
 ConvertOptions convert_options(const Options& options, int ranks) {
   ConvertOptions convert;
   convert.selection = options.selection;
-  if (options.map) {
-    convert.mapping = {parse_mapping(read_text(*options.map, "a mapping")), options.reverse,
-                       options.map_root};
-  }
+  convert.mapping = read_mapping(options.mapping);
   if (options.dtype) convert.dtype = parse_dtype(*options.dtype);
   convert.to = formats().at(options.format);
   if (options.layout) convert.layout = read_layout_rules(layout_text(*options.layout));
@@ -132,7 +110,7 @@ void print_plan(const Context& context, const Options& options, const Conversion
   if (options.json) {
     nlohmann::ordered_json plan = plan_json(conversion.plan, source, target.catalog());
     plan["left_out"] = target.left_out();
-    if (options.map) add_mapping(conversion.mapping, plan);
+    if (options.mapping.file) add_mapping(conversion.mapping, plan);
     print_json(plan);
   } else {
     print(plan_text(conversion.plan, source, target.catalog()));
@@ -157,7 +135,7 @@ void print_report(const Context& context, const Options& options, const Report& 
                                    {"peak_resident_bytes", peak_resident_bytes()},
                                    {"left_out", report.left_out},
                                    {"notes", report.notes}};
-    if (options.map) add_mapping(conversion.mapping, json);
+    if (options.mapping.file) add_mapping(conversion.mapping, json);
     print_json(json);
   } else if (!context.quiet) {
     print_left_out(report.left_out, options.format);
@@ -200,13 +178,13 @@ int run_together(const Context& context, const Options& options, int ranks) {
   std::optional<Conversion> planned;
   if (!ranks_are_processes()) {
     shared = open(options.source);
-    if (options.base) shared_base = open(*options.base);
+    if (options.mapping.base) shared_base = open(*options.mapping.base);
     planned = plan_conversion(*shared, convert, shared_base.get());
   }
   return run_on_ranks(options.ranks, [&](World& world) {
     std::unique_ptr<Source> own, own_base;
     if (!shared) own = open_together(*world.all(), store, options.source);
-    if (!shared && options.base) own_base = open_together(*world.all(), store, *options.base);
+    if (!shared && options.mapping.base) own_base = open_together(*world.all(), store, *options.mapping.base);
     const Source& source = shared ? *shared : *own;
     std::optional<Conversion> own_plan;
     agree(*world.all(), "planning", [&] {
@@ -234,7 +212,7 @@ int run(const Context& context, const Options& options) {
   const auto store = posix_store();
   refuse_inside(*store, options.source, options.destination);
   const auto source = open(options.source);
-  const auto base = options.base ? open(*options.base) : nullptr;
+  const auto base = options.mapping.base ? open(*options.mapping.base) : nullptr;
   const Conversion conversion = plan_conversion(*source, convert_options(options, ranks), base.get());
   const RunOptions how = run_options(context, options);
   if (options.dry_run) {
@@ -271,19 +249,7 @@ void add_convert_command(CLI::App& app, Context& context) {
   add_bytes_option(*verb, "--max-shard-size", options->max_shard_bytes,
                    "most bytes of tensors in a file, without --layout [5GB]");
   add_selection_options(*verb, options->selection);
-  auto* map =
-      verb->add_option("--map", options->map,
-                       "a file that says what becomes of the selected tensors: other names, joined, cut, "
-                       "turned; see docs/mapping.md")
-          ->type_name("FILE");
-  verb->add_flag("--reverse", options->reverse, "run the mapping backwards")->needs(map);
-  verb->add_option("--map-root", options->map_root, "the key below which the mapping's names lie: model")
-      ->type_name("KEY")
-      ->needs(map);
-  verb->add_option("--base", options->base,
-                   "a checkpoint that has the tensors which the mapping calls new (_ -> NAME)")
-      ->type_name("CHECKPOINT")
-      ->needs(map);
+  add_mapping_options(*verb, options->mapping, add_map_option(*verb, options->mapping));
   verb->add_option("--dtype", options->dtype,
                    "cast floating-point tensors, last of all: float64, float32, float16, bfloat16");
   auto* overwrite = verb->add_flag("--overwrite", options->overwrite,

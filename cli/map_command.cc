@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/mapping.h"
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/map_tensors.h"
 
@@ -12,10 +13,11 @@ namespace spolia::cli {
 namespace {
 
 struct Options {
-  std::string file, source, map_root;
-  std::optional<std::string> base, target;
+  std::string source;
+  std::optional<std::string> target;
+  MappingArguments mapping;
   Selection selection;
-  bool reverse = false, json = false;
+  bool json = false;
 };
 
 std::vector<int64_t> list(std::span<const int64_t> numbers) { return {numbers.begin(), numbers.end()}; }
@@ -70,9 +72,10 @@ void print_as_text(const Context& context, const SelectedMapping& mapping, const
   names("missing", mapping.compiled.missing);
   if (context.quiet) return;
   for (const std::string& note : report.notes) print(fmt::format("note: {}\n", printable(note)));
-  print(fmt::format("\n{} tensors of {}; {} dropped, {} unused, {} missing\n",
-                    mapping.compiled.targets.size(), mapping.tensors.size(), report.dropped.size(),
-                    report.unused.size(), mapping.compiled.missing.size()));
+  const size_t made = mapping.compiled.targets.size();
+  print(fmt::format("\n{} tensor{} of {}; {} dropped, {} unused, {} missing\n", made, made == 1 ? "" : "s",
+                    mapping.tensors.size(), report.dropped.size(), report.unused.size(),
+                    mapping.compiled.missing.size()));
 }
 
 nlohmann::ordered_json copy_json(const RegionCopy& copy, const TensorDescription& from,
@@ -113,10 +116,9 @@ void print_as_json(const SelectedMapping& mapping, const MappingReport& report) 
 }
 
 int run(const Context& context, const Options& options) {
-  const MappingChoice choice{parse_mapping(read_text(options.file, "a mapping")), options.reverse,
-                             options.map_root};
+  const MappingChoice choice = *read_mapping(options.mapping);
   const auto source = open(options.source);
-  const auto base = options.base ? open(*options.base) : nullptr;
+  const auto base = options.mapping.base ? open(*options.mapping.base) : nullptr;
   const auto target = options.target ? open(*options.target) : nullptr;
   SelectedEntries selected = select_entries(source->catalog(), options.selection);
   std::ranges::sort(selected.tensors, {}, &SelectedEntry::name);
@@ -138,15 +140,10 @@ void add_map_command(CLI::App& app, Context& context) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
       "map", "Shows what a mapping (docs/mapping.md) makes of a checkpoint's tensors. Writes nothing.");
-  verb->add_option("FILE", options->file, "the mapping")->required();
+  verb->add_option("FILE", options->mapping.file, "the mapping")->required();
   verb->add_option("SRC", options->source, "the checkpoint: a folder or a file")->required();
-  verb->add_flag("--reverse", options->reverse, "run the mapping backwards");
   add_selection_options(*verb, options->selection);
-  verb->add_option("--map-root", options->map_root, "the key below which the mapping's names lie: model")
-      ->type_name("KEY");
-  verb->add_option("--base", options->base,
-                   "a checkpoint that has the tensors which the mapping calls new (_ -> NAME)")
-      ->type_name("CHECKPOINT");
+  add_mapping_options(*verb, options->mapping);
   verb->add_option(
           "--target", options->target,
           "a checkpoint whose tensors are to be made, and no others; tells what is missing, and exits "

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/mapping.h"
 #include "cli/ranks.h"
 #include "spolia/assemble/assembler.h"
 #include "spolia/base/error.h"
@@ -14,6 +15,7 @@
 #include "spolia/base/text.h"
 #include "spolia/checkpoint/load.h"
 #include "spolia/checkpoint/open_together.h"
+#include "spolia/comm/agree.h"
 #include "spolia/comm/exchange.h"
 #include "spolia/layout/layout_text.h"
 
@@ -21,11 +23,12 @@ namespace spolia::cli {
 namespace {
 
 struct Options {
-  std::string source, map_root;
-  std::optional<std::string> mesh, map;
+  std::string source;
+  std::optional<std::string> mesh;
+  MappingArguments mapping;
   std::optional<int> ranks;
   int64_t memory = AssemblerOptions().memory;
-  bool reverse = false, digest = false, dry_run = false, json = false;
+  bool digest = false, dry_run = false, json = false;
 };
 
 /// The rows and columns of --mesh, or one row.
@@ -118,22 +121,70 @@ void print_summary(const Options& options, const Assembler& assembler, int64_t p
       human_bytes(static_cast<int64_t>(static_cast<double>(plan.delivered) / std::max(seconds, 1e-9)))));
 }
 
-void stream_on_rank(const Context& context, const Options& options, const Dims& mesh, const Mapping* mapping,
-                    World& world, const Source& source) {
-  const LayoutRules rules = rules_for(source.catalog(), mesh);
-  OwnedState owned = state_for(source.catalog(), world.rank(), &rules);
+/// The mapping as the stream will compile it: faults show, and notes are told, before anything is loaded.
+SelectedMapping compiled(const MappingChoice& choice, const Catalog& source, const Source* base) {
+  SelectedEntries all = select_entries(source, {});
+  std::ranges::sort(all.tensors, {}, &SelectedEntry::name);
+  SelectedMapping mapping =
+      compile_selected(source, all.tensors, choice, base != nullptr ? &base->catalog() : nullptr);
+  require_effect(mapping, choice);
+  return mapping;
+}
+
+/// What the mapping takes of the base: values, or shapes and dtypes, of tensors that it calls new.
+Catalog taken_of_base(const CompiledMapping& mapping, const Catalog& base) {
+  Catalog taken;
+  for (const MappedTensor& made : mapping.targets) {
+    const TensorEntry* tensor = made.origin == Origin::kSources ? nullptr : base.find_tensor(made.name);
+    if (tensor != nullptr) taken.tensors.push_back(*tensor);
+  }
+  return taken;
+}
+
+/// The rank's part of all that is in the catalog, loaded.
+OwnedState loaded(const Context& context, const Options& options, const Dims& mesh, World& world,
+                  const Source& source, const Catalog& catalog) {
+  const LayoutRules rules = rules_for(catalog, mesh);
+  OwnedState owned = state_for(catalog, world.rank(), &rules);
   LoadOptions how;
   how.cancel = &context.cancel;
   if (world.rank() == 0) how.progress = progress_bar(context);
   if (!options.dry_run) load(world, source, owned.state, how);
+  return owned;
+}
+
+/// Adds a state under names that begin with the prefix that is returned, and none of `state` does.
+std::string add_base(StateDict& state, const StateDict& base) {
+  std::string prefix = "base:";
+  while (std::ranges::any_of(state.entries(), [&](const auto& e) { return e.name.starts_with(prefix); })) {
+    prefix += ':';
+  }
+  for (const StateDict::Entry& entry : base.entries()) state.add(prefix + entry.name, *entry.tensor());
+  return prefix;
+}
+
+/// `mapped`: the mapping compiled, where there is one.
+void stream_on_rank(const Context& context, const Options& options, const Dims& mesh,
+                    const MappingChoice* mapping, const SelectedMapping& mapped, World& world,
+                    const Source& source, const Source* base) {
+  if (mapping != nullptr && world.rank() == 0 && !context.quiet) print_mapping(report_of(mapped));
+  OwnedState owned = loaded(context, options, mesh, world, source, source.catalog());
 
   const Lines lines(world, mesh);
   AssemblerOptions choice;
   choice.memory = options.memory;
   choice.pieces = true;
-  choice.mapping = mapping;
-  choice.mapping_options.reverse = options.reverse;
-  choice.mapping_options.prefix = options.map_root.empty() ? "" : options.map_root + ".";
+  OwnedState owned_base;
+  if (mapping != nullptr) {
+    choice.mapping = &mapping->mapping;
+    choice.mapping_options.reverse = mapping->reverse;
+    choice.mapping_options.prefix = mapping->root.empty() ? "" : mapping->root + ".";
+  }
+  if (base != nullptr) {
+    const Catalog taken = taken_of_base(mapped.compiled, base->catalog());
+    owned_base = loaded(context, options, mesh, world, *base, taken);
+    choice.mapping_options.base_prefix = add_base(owned.state, owned_base.state);
+  }
   const auto start = std::chrono::steady_clock::now();
   const auto assembler = lines.row == nullptr ? std::make_unique<Assembler>(*world.all(), owned.state, choice)
                                               : std::make_unique<Assembler>(
@@ -161,17 +212,32 @@ void stream_on_rank(const Context& context, const Options& options, const Dims& 
 
 int run(const Context& context, const Options& options) {
   const Dims mesh = mesh_of(options);
-  std::optional<Mapping> mapping;
-  if (options.map) mapping = parse_mapping(read_text(*options.map, "a mapping"));
+  const std::optional<MappingChoice> mapping = read_mapping(options.mapping);
   const auto store = posix_store();
-  std::unique_ptr<Source> shared;
-  if (!ranks_are_processes()) shared = open(options.source);
+  std::unique_ptr<Source> shared, shared_base;
+  SelectedMapping shared_mapped;
+  if (!ranks_are_processes()) {
+    shared = open(options.source);
+    if (options.mapping.base) shared_base = open(*options.mapping.base);
+    if (mapping) shared_mapped = compiled(*mapping, shared->catalog(), shared_base.get());
+  }
   const std::optional<int> ranks =
       ranks_are_processes() ? options.ranks : std::optional(static_cast<int>(numel(mesh)));
   return run_on_ranks(ranks, [&](World& world) {
-    std::unique_ptr<Source> own;
-    if (!shared) own = open_together(*world.all(), store, options.source);
-    stream_on_rank(context, options, mesh, mapping ? &*mapping : nullptr, world, shared ? *shared : *own);
+    if (shared) {
+      stream_on_rank(context, options, mesh, mapping ? &*mapping : nullptr, shared_mapped, world, *shared,
+                     shared_base.get());
+      return;
+    }
+    const auto own = open_together(*world.all(), store, options.source);
+    const auto own_base =
+        options.mapping.base ? open_together(*world.all(), store, *options.mapping.base) : nullptr;
+    SelectedMapping own_mapped;
+    agree(*world.all(), "mapping", [&] {
+      if (mapping) own_mapped = compiled(*mapping, own->catalog(), own_base.get());
+    });
+    stream_on_rank(context, options, mesh, mapping ? &*mapping : nullptr, own_mapped, world, *own,
+                   own_base.get());
   });
 }
 
@@ -189,13 +255,7 @@ void add_stream_command(CLI::App& app, Context& context) {
           "--mesh", options->mesh,
           "the ranks in rows and columns: each row holds all, and parts travel down columns, then along rows")
       ->type_name("RxC");
-  auto* map = verb->add_option("--map", options->map,
-                               "a file that says what becomes of the tensors; see docs/mapping.md")
-                  ->type_name("FILE");
-  verb->add_flag("--reverse", options->reverse, "run the mapping backwards")->needs(map);
-  verb->add_option("--map-root", options->map_root, "the key below which the mapping's names lie: model")
-      ->type_name("KEY")
-      ->needs(map);
+  add_mapping_options(*verb, options->mapping, add_map_option(*verb, options->mapping));
   add_bytes_option(
       *verb, "--memory", options->memory,
       "bytes on each rank for tensors on their way, 128KiB or more; larger ones come in pieces [256MiB]");

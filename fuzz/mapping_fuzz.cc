@@ -77,6 +77,13 @@ void check_mapping(const Mapping& mapping, const MappingSides& sides) {
   std::optional<CompiledMapping> made;
   MappingOptions options;
   options.most_pieces = kPieces;
+  // Those sources as the base whose names begin so.
+  std::optional<CompiledMapping> based;
+  MappingOptions with_base = options;
+  with_base.base_prefix = "b";
+  MappingSides joined = sides;
+  joined.base = {};
+  if (accepts([&] { based = compile_mapping(mapping, joined, with_base); })) check_sound(*based, joined);
   if (!accepts([&] { made = compile_mapping(mapping, sides, options); })) return;
   check_sound(*made, sides);
   std::vector<TensorDescription> there;

@@ -237,6 +237,45 @@ TEST_F(MapCommand, StacksExpertsAndSeparatesThem) {
   }
 }
 
+TEST_F(MapCommand, StacksTheExpertsOfAJobOfPyTorchWithTheirMomentum) {
+  const fs::path source = checkpoint("torch-2.14/moe-2");
+  const Json tensors = expected_tensors("torch-2.14/moe-2");
+  const Outcome plain =
+      spolia({"convert", source, at("plain"), "--to", "safetensors", "--drop", "*.seen_tokens", "--no-sync"});
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  const Tensors separate = read_tensors(at("plain"));
+  const Tensors stacked = read_tensors(
+      made(source, "stacked", "safetensors", moe_, {"--map-root", "model", "--drop", "*.seen_tokens"}));
+  EXPECT_EQ(stacked.size(), separate.size() - 2 * 2 * 3 * 7);  // layers, states, kinds of weights
+  for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
+    for (const auto& [before, after] : std::vector<std::pair<std::string, std::string>>{
+             {"model.", ""}, {"optimizer.state.", ".momentum_buffer"}}) {
+      const std::string block = before + layer + "block_sparse_moe.";
+      for (const std::string w : {"w1", "w2", "w3"}) {
+        Tensor expected{"F32", w == "w2" ? std::vector<int64_t>{64, 12} : std::vector<int64_t>{96, 8}, {}};
+        for (int expert = 0; expert < 8; ++expert) {
+          const Tensor& one =
+              separate.at(block + "experts." + std::to_string(expert) + "." + w + ".weight" + after);
+          expected.numbers.insert(expected.numbers.end(), one.numbers.begin(), one.numbers.end());
+        }
+        EXPECT_EQ(stacked.at(before + layer + "mlp.experts." + w + after), expected);
+      }
+      EXPECT_EQ(stacked.at(before + layer + "mlp.router.weight" + after),
+                separate.at(block + "gate.weight" + after));
+    }
+  }
+  for (const std::string& format : kFormats) {
+    for (const std::string ranks : {"1", "3"}) {
+      const fs::path there =
+          made(source, "there" + format + ranks, format, moe_, {"--map-root", "model", "--ranks", ranks});
+      EXPECT_EQ(
+          json_of({"digest", "--json",
+                   made(there, "back" + format + ranks, format, moe_, {"--map-root", "model", "--reverse"})}),
+          tensors);
+    }
+  }
+}
+
 // ---- every operation, worked out by hand
 
 TEST_F(MapCommand, JoinsCutsTurnsReshapesCastsAndDrops) {
@@ -267,6 +306,27 @@ TEST_F(MapCommand, LargeTensorsAreTurnedInBlocks) {
     for (int64_t column = 0; column < 700; ++column) {
       wrong += c.at(row, column) != a.at(column, row);
       wrong += c.at(900 + row, column) != b.at(column, row);
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(MapCommand, RowsThatAreMuchLongerThanABlockAreTurnedInRuns) {
+  const fs::path source = numbered("source", {{"a", {900, 2600}}});
+  const Tensors before = read_tensors(source),
+                after = mapped(source,
+                               "a^T -> turned\na -> half, permute='[1, 0]', dtype='bfloat16'\n"
+                               "a -> plain, dtype='bfloat16'",
+                               {"--memory", "16MiB", "--threads", "3"});
+  const Tensor &a = before.at("a"), &turned = after.at("turned"), &half = after.at("half"),
+               &plain = after.at("plain");
+  ASSERT_EQ(turned.shape, (std::vector<int64_t>{2600, 900}));
+  ASSERT_EQ(half.shape, turned.shape);
+  int64_t wrong = 0;
+  for (int64_t row = 0; row < 2600; ++row) {
+    for (int64_t column = 0; column < 900; ++column) {
+      wrong += turned.at(row, column) != a.at(column, row);
+      wrong += half.at(row, column) != plain.at(column, row);
     }
   }
   EXPECT_EQ(wrong, 0);
@@ -405,7 +465,7 @@ TEST_F(MapCommand, TellsWhatATargetMisses) {
   EXPECT_EQ(shown.exit_code, 1);
   EXPECT_EQ(shown.out,
             "float32  2  c <- a  (line 1)\nunused: b\nmissing: d\n\n"
-            "1 tensors of 2; 0 dropped, 1 unused, 1 missing\n");
+            "1 tensor of 2; 0 dropped, 1 unused, 1 missing\n");
   const Outcome json = spolia({"map", map, source, "--target", target, "--json"});
   EXPECT_EQ(json.exit_code, 1);
   EXPECT_EQ(Json::parse(json.out)["missing"], Json::parse(R"(["d"])"));

@@ -183,6 +183,26 @@ TEST_F(RanksCommand, MayBeProcesses) {
   EXPECT_NE(printed.find("mpirun has started 2 processes"), std::string::npos) << printed;
 }
 
+TEST_F(RanksCommand, StreamAsThreadsDo) {
+  write_file(at("map"),
+             "model.layers.0.w^T -> turned\n_ -> model.lm_head.weight\n_ -> model.model.norm.weight\n");
+  const std::string arguments =
+      fmt::format("stream {} --digest --map {} --base {}", source_of("torch-2.14/hf-shards-3").string(),
+                  at("map").string(), fsdp().string());
+  const Outcome threads = spolia({"stream", source_of("torch-2.14/hf-shards-3"), "--digest", "--map",
+                                  at("map"), "--base", fsdp(), "--ranks", "3"});
+  EXPECT_EQ(lines_of(threads.out).size(), 7u) << threads.err;
+  for (const std::string how : {"", " --mesh 3x1"}) {
+    const auto [status, printed] = shell(under_mpi(3, arguments + how), at("printed"));
+    EXPECT_EQ(status, 0) << printed;
+    EXPECT_EQ(printed, threads.out);
+  }
+  const auto [status, printed] = shell(
+      under_mpi(2, fmt::format("stream {} --map {}", fsdp().string(), at("map").string())), at("printed"));
+  EXPECT_NE(status, 0);
+  EXPECT_NE(printed.find("\"model.layers.0.w\""), std::string::npos) << printed;
+}
+
 #else
 
 TEST_F(RanksCommand, MayBeProcesses) {

@@ -77,12 +77,15 @@ TEST(StreamCommand, MapsAndBack) {
       spolia({"digest", path}).out);
 }
 
-TEST(StreamCommand, AModelOfPyTorchIsFusedOnItsWayAndTakenApartAgain) {
+void expect_streamed_there_and_back(const std::string& family, const std::string& name,
+                                    const std::string& root = "model") {
+  SCOPED_TRACE(name);
+  const fs::path source = checkpoint("torch-2.14/" + name);
   const TempFolder temp;
-  const fs::path map = fs::path(SPOLIA_TEST_DATA) / "../../mappings/llama-like.map",
-                 fused = temp.path() / "fused";
-  const std::vector<std::string> mapped = {"--map", map, "--map-root", "model"};
-  std::vector<std::string> convert = {"convert", fsdp(), fused, "--to", "dcp", "--no-sync"};
+  const fs::path map = fs::path(SPOLIA_TEST_DATA) / "../../mappings" / family, fused = temp.path() / "fused";
+  std::vector<std::string> mapped = {"--map", map};
+  if (!root.empty()) mapped.insert(mapped.end(), {"--map-root", root});
+  std::vector<std::string> convert = {"convert", source, fused, "--to", "dcp", "--no-sync"};
   convert.insert(convert.end(), mapped.begin(), mapped.end());
   ASSERT_EQ(spolia(convert).exit_code, 0);
   for (const std::vector<std::string>& how : std::vector<std::vector<std::string>>{
@@ -90,14 +93,59 @@ TEST(StreamCommand, AModelOfPyTorchIsFusedOnItsWayAndTakenApartAgain) {
     std::vector<std::string> options = mapped;
     options.insert(options.end(), how.begin(), how.end());
     options.push_back("--digest");
-    std::vector<std::string> there = {"stream", fsdp()}, back = {"stream", fused, "--reverse"};
+    std::vector<std::string> there = {"stream", source}, back = {"stream", fused, "--reverse"};
     there.insert(there.end(), options.begin(), options.end());
     back.insert(back.end(), options.begin(), options.end());
     const Outcome streamed = spolia(there), restored = spolia(back);
     EXPECT_EQ(streamed.exit_code, 0) << streamed.err;
     EXPECT_EQ(streamed.out, spolia({"digest", fused}).out);
-    EXPECT_EQ(restored.out, spolia({"digest", fsdp()}).out) << restored.err;
+    EXPECT_EQ(restored.out, spolia({"digest", source}).out) << restored.err;
   }
+}
+
+TEST(StreamCommand, ModelsOfPyTorchAreFusedOnTheirWayAndTakenApartAgain) {
+  for (const std::string name : {"fsdp2-3", "fsdp2-4", "fsdp2-4-flat", "hsdp-2x2", "fsdp-tp-2x2", "muon-1"}) {
+    expect_streamed_there_and_back("llama-like.map", name);
+  }
+  expect_streamed_there_and_back("llama-like.map", "rank-files-2", "");
+  expect_streamed_there_and_back("moe.map", "moe-2");
+}
+
+TEST(StreamCommand, TakesWhatIsNewFromABase) {
+  const TempFolder temp;
+  const fs::path source = checkpoint("torch-2.14/hf-shards-3"), base = checkpoint("torch-2.14/fsdp2-4"),
+                 map = temp.path() / "map";
+  write_file(map, R"(model.layers.0.w^T -> turned
+_ -> model.lm_head.weight
+_ -> model.model.layers.$LAYER_ID.mlp.up_proj.weight
+_ -> model.model.norm.weight, shape='[48]', dtype='float32'
+_ -> model.model.seen_tokens
+_ -> model.model.embed_tokens.weight, fill=2
+model.norm.weight -> "base:norm"
+)");
+  const std::vector<std::string> mapped = {"--map", map, "--base", base};
+  std::vector<std::string> convert = {"convert", source, temp.path() / "out", "--to", "spolia", "--no-sync"};
+  convert.insert(convert.end(), mapped.begin(), mapped.end());
+  ASSERT_EQ(spolia(convert).exit_code, 0);
+  const std::string expected = spolia({"digest", temp.path() / "out"}).out;
+  EXPECT_EQ(lines_of(expected).size(), 5u + 1 + 2 + 3);
+  const Json of_base = expected_tensors("torch-2.14/fsdp2-4");
+  expect_contains(expected, of_base["model.lm_head.weight"]["sha256"]);
+  for (const std::vector<std::string>& how : std::vector<std::vector<std::string>>{
+           {"--ranks", "1"}, {"--ranks", "3"}, {"--mesh", "2x2"}, {"--ranks", "5", "--memory", "128KiB"}}) {
+    std::vector<std::string> stream = {"stream", source, "--digest"};
+    for (const auto* more : {&mapped, &how}) stream.insert(stream.end(), more->begin(), more->end());
+    const Outcome streamed = spolia(stream);
+    EXPECT_EQ(streamed.exit_code, 0) << streamed.err;
+    EXPECT_EQ(streamed.out, expected);
+  }
+  // A second base has nothing of it, and without one there are no values.
+  expect_refused(spolia({"stream", source, "--ranks", "2", "--map", map}),
+                 {"line 2", "\"model.lm_head.weight\"", "base"});
+  write_file(map, "_ -> model.lm_head.weight\n");
+  expect_refused(spolia({"stream", source, "--ranks", "2", "--map", map, "--base", source}),
+                 {"line 1", "\"model.lm_head.weight\"", "base"});
+  EXPECT_EQ(spolia({"stream", source, "--base", base}).exit_code, 2);  // without a mapping
 }
 
 TEST(StreamCommand, RefusesWhatMakesNoSense) {

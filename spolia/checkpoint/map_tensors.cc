@@ -61,19 +61,6 @@ std::vector<std::string> names_of(const SelectedMapping& mapping, const std::vec
   return names;
 }
 
-void require_effect(const SelectedMapping& mapping, const MappingChoice& choice) {
-  const CompiledMapping& made = mapping.compiled;
-  const bool does_something =
-      !made.dropped.empty() ||
-      std::ranges::any_of(made.targets, [](const MappedTensor& t) { return t.at.line > 0; });
-  if (does_something || choice.mapping.statements.empty()) return;
-  throw InvalidArgumentError(
-      "no statement of the mapping finds anything among the tensors, the first of which is {}; if they lie "
-      "below a "
-      "key that the mapping does not name, say which: --map-root KEY",
-      quote(mapping.tensors.empty() ? "" : mapping.tensors.front().name));
-}
-
 }  // namespace
 
 SelectedMapping compile_selected(const Catalog& source, std::span<const SelectedEntry> selected,
@@ -94,6 +81,18 @@ SelectedMapping compile_selected(const Catalog& source, std::span<const Selected
   options.allow_missing = target != nullptr;
   mapping.compiled = compile_mapping(choice.mapping, sides, options);
   return mapping;
+}
+
+void require_effect(const SelectedMapping& mapping, const MappingChoice& choice) {
+  const CompiledMapping& made = mapping.compiled;
+  const bool does_something =
+      !made.dropped.empty() ||
+      std::ranges::any_of(made.targets, [](const MappedTensor& t) { return t.at.line > 0; });
+  if (does_something || choice.mapping.statements.empty()) return;
+  throw InvalidArgumentError(
+      "no statement of the mapping finds anything among the tensors, the first of which is {}; if they lie "
+      "below a key that the mapping does not name, say which: --map-root KEY",
+      quote(mapping.tensors.empty() ? "" : mapping.tensors.front().name));
 }
 
 MappingReport report_of(const SelectedMapping& mapping) {

@@ -35,6 +35,10 @@ SelectedMapping compile_selected(const Catalog& source, std::span<const Selected
                                  const MappingChoice& choice, const Catalog* base = nullptr,
                                  const Catalog* target = nullptr);
 
+/// InvalidArgumentError where the mapping has statements, but makes and drops nothing: it is then probably
+/// for other names.
+void require_effect(const SelectedMapping& mapping, const MappingChoice& choice);
+
 /// What a person should know of how a mapping was applied.
 struct MappingReport {
   std::vector<std::string> unused;   // names of tensors that nothing is made of, though nothing drops them
@@ -52,8 +56,7 @@ struct MappedTensors {
   MappingReport report;
 };
 
-/// As compile_selected(), from the source whose tensors were selected. InvalidArgumentError where the mapping
-/// has statements, but makes and drops nothing: it is then probably for other names.
+/// As compile_selected() and require_effect(), from the source whose tensors were selected.
 MappedTensors map_tensors(const Source& source, std::span<const SelectedEntry> selected,
                           const MappingChoice& choice, const Source* base);
 

@@ -206,6 +206,7 @@ class CaseRunner {
       text_.assign(std::istreambuf_iterator<char>(in), {});
     }
     if (const Section* prefix = c.find("prefix")) options_.prefix = prefix->rest;
+    if (const Section* prefix = c.find("base-prefix")) options_.base_prefix = prefix->rest;
     options_.reverse = c.find("reverse") != nullptr;
     options_.allow_missing = c.find("missing") != nullptr;
   }

@@ -186,6 +186,13 @@ std::vector<Operand> expand_range(const Operand& operand) {
   return operands;
 }
 
+/// The operand's name as it was written.
+std::string written_name(const Operand& operand) {
+  if (!operand.range) return operand.name;
+  return fmt::format("{}[{}:{}]{}", operand.name, operand.range->begin, operand.range->end,
+                     operand.range->suffix);
+}
+
 template <class Expand>
 void expand_side(std::vector<Operand>& side, Expand expand) {
   std::vector<Operand> operands;
@@ -257,11 +264,12 @@ std::vector<Statement> expand_ids(const Statement& statement, const MacroContext
   if (first_of[1] == nullptr && !context.backwards) {  // _ -> B
     collect(first_of[0], false, context.left);
     collect(first_of[0], false, context.right);
+    collect(first_of[0], false, context.base);
   }
   for (size_t id = 0; id < ids.size(); ++id) {
     if (ids[id] && values[id].empty()) {
       notes.push_back(fmt::format("line {}: no tensor matches {}; the statement does nothing",
-                                  statement.at.line, quote(first->name)));
+                                  statement.at.line, quote(written_name(*first))));
       return {};
     }
     if (!ids[id]) values[id].insert(0);

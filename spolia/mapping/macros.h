@@ -17,6 +17,7 @@ namespace spolia {
 struct MacroContext {
   NameList left;   // the tensors on the statements' left-hand side
   NameList right;  // ... and on their right-hand side
+  NameList base;   // and those that what is new is taken from
   bool left_known = false;
   bool right_known = false;
   bool backwards = false;

@@ -27,6 +27,12 @@ void require_sorted(std::span<const TensorDescription> tensors, std::string_view
   }
 }
 
+NameList names_of(std::span<const TensorDescription> tensors) {
+  std::vector<std::string_view> names;
+  for (const TensorDescription& tensor : tensors) names.push_back(tensor.name);
+  return NameList(std::move(names));
+}
+
 /// One of the two sides, with what the names of its tensors tell.
 struct Side {
   explicit Side(std::span<const TensorDescription> listed) : tensors(listed), states(listed) {}
@@ -60,9 +66,10 @@ Mapping with_prefix(Mapping mapping, std::string_view prefix) {
 }
 
 Program expanded(const Mapping& mapping, const Side& source, const std::optional<Side>& target,
-                 bool backwards) {
+                 std::span<const TensorDescription> base, bool backwards) {
   MacroContext context;
   context.backwards = backwards;
+  context.base = names_of(base);
   auto source_parts = [&](std::string_view name) { return source.parts(name); };
   auto target_parts = [&](std::string_view name) { return target ? target->parts(name) : 1; };
   NameList targets = target ? target->names() : NameList();
@@ -86,7 +93,7 @@ class Compiler {
 
   CompiledMapping run(const Mapping& mapping) {
     const bool backwards = mapping.reverse != options_.reverse;
-    program_ = expanded(mapping, source_, target_, backwards);
+    program_ = expanded(mapping, source_, target_, sides_.base, backwards);
     if (backwards) program_ = reversed_program(program_, source_.names(), forward_facts());
     runner_.run(program_);
     result_.notes = std::move(program_.notes);
@@ -183,16 +190,17 @@ class Compiler {
                                did_you_mean(name, names));
   }
 
-  static void check_wanted(const TensorDescription& wanted, const Assembly& made, Position at) {
+  static void check_wanted(const TensorDescription& wanted, const Assembly& made, Position at,
+                           std::string_view whose = "target") {
     if (made.shape != wanted.shape) {
       const Dims turned(std::reverse_iterator(made.shape.end()), std::reverse_iterator(made.shape.begin()));
-      fail_at(at, "{} would be of shape {}, and the target's is {}{}", quote(wanted.name),
-              list_text(made.shape), list_text(wanted.shape),
+      fail_at(at, "{} would be of shape {}, and the {}'s is {}{}", quote(wanted.name), list_text(made.shape),
+              whose, list_text(wanted.shape),
               turned == wanted.shape ? "; is a transpose missing (NAME^T)?" : "");
     }
     if (made.dtype != wanted.dtype) {
-      fail_at(at, "{} would be {}, and the target's is {}; write dtype='{}' in its statement",
-              quote(wanted.name), name_of(made.dtype), name_of(wanted.dtype), name_of(wanted.dtype));
+      fail_at(at, "{} would be {}, and the {}'s is {}; write dtype='{}' in its statement", quote(wanted.name),
+              name_of(made.dtype), whose, name_of(wanted.dtype), name_of(wanted.dtype));
     }
   }
 
@@ -225,7 +233,7 @@ class Compiler {
     if (outcome == nullptr) return false;
     const StateSlot& slot = target_->states.slots()[entry->slot];
     if (outcome->kind == Outcome::kNew) {
-      add_initial(wanted.name, wanted.dtype, wanted.shape, outcome->at);
+      add_initial(wanted, outcome->at);
       return true;
     }
     if (outcome->kind != Outcome::kTensor || !(outcome->written || outcome->kept)) return false;
@@ -377,14 +385,24 @@ class Compiler {
     add(name, tensor->dtype, tensor->shape, at);
   }
 
-  void add_initial(const std::string& name, DType dtype, const Dims& shape, Position at) {
-    add(name, dtype, shape, at).origin = Origin::kInitial;
+  const TensorDescription* of_base(const std::string& name) const {
+    const std::optional<size_t> found = find_tensor(sides_.base, name);
+    return found ? &sides_.base[*found] : nullptr;
+  }
+
+  void add_initial(const TensorDescription& wanted, Position at) {
+    if (const TensorDescription* base = of_base(wanted.name)) {
+      Assembly described;
+      described.shape = wanted.shape;
+      described.dtype = wanted.dtype;
+      check_wanted(*base, described, at, "base");
+    }
+    add(wanted.name, wanted.dtype, wanted.shape, at).origin = Origin::kInitial;
   }
 
   void add_new(const Outcome& outcome, const TensorDescription* wanted) {
     const ProgramStep& step = *outcome.made_new;
-    const std::optional<size_t> found = find_tensor(sides_.base, outcome.name);
-    const TensorDescription* base = found ? &sides_.base[*found] : nullptr;
+    const TensorDescription* base = of_base(outcome.name);
     const TensorDescription* like = wanted != nullptr ? wanted : base;
     if (!step.fill && like == nullptr) {
       fail_at(outcome.at,
@@ -400,7 +418,8 @@ class Compiler {
     described.shape = step.shape ? *step.shape : like->shape;
     described.dtype = step.dtype ? *step.dtype : like->dtype;
     byte_size(described.dtype, described.shape);  // throws where it overflows
-    if (like != nullptr) check_wanted(*like, described, outcome.at);
+    if (wanted != nullptr) check_wanted(*wanted, described, outcome.at);
+    if (base != nullptr) check_wanted(*base, described, outcome.at, "base");
     MappedTensor& made = add(outcome.name, described.dtype, described.shape, outcome.at);
     made.origin = step.fill ? Origin::kFill : Origin::kInitial;
     made.fill = step.fill.value_or(0);
@@ -459,6 +478,41 @@ class Compiler {
   std::set<size_t> noted_slots_;
 };
 
+/// Where the base lies among the sources: compiled as if it did not, then what is new is copied from there.
+CompiledMapping compile_with_base(const Mapping& mapping, const MappingSides& sides, MappingOptions options) {
+  const std::string prefix = std::exchange(options.base_prefix, {});
+  std::vector<TensorDescription> sources, base;
+  std::vector<size_t> numbers, base_numbers;  // in sides.source
+  for (size_t i = 0; i < sides.source.size(); ++i) {
+    const bool of_base = sides.source[i].name.starts_with(prefix);
+    (of_base ? base : sources).push_back(sides.source[i]);
+    (of_base ? base_numbers : numbers).push_back(i);
+    if (of_base) base.back().name.erase(0, prefix.size());
+  }
+  CompiledMapping made = compile_mapping(mapping, {sources, sides.target, base}, options);
+  for (std::vector<size_t>* listed : {&made.unused, &made.dropped}) {
+    for (size_t& source : *listed) source = numbers[source];
+  }
+  std::vector<RegionCopy> copies;
+  const std::vector<size_t> first_copy = std::exchange(made.first_copy, {0});
+  for (size_t t = 0; t < made.targets.size(); ++t) {
+    MappedTensor& target = made.targets[t];
+    for (size_t c = first_copy[t]; c < first_copy[t + 1]; ++c) {
+      copies.push_back(std::move(made.copies[c]));
+      copies.back().source = numbers[copies.back().source];
+    }
+    const std::optional<size_t> new_from =
+        target.origin == Origin::kInitial ? find_tensor(base, target.name) : std::nullopt;
+    if (new_from) {
+      copies.push_back(copy_whole(base_numbers[*new_from], t));
+      target.origin = Origin::kSources;
+    }
+    made.first_copy.push_back(copies.size());
+  }
+  made.copies = std::move(copies);
+  return made;
+}
+
 }  // namespace
 
 const MappedTensor* CompiledMapping::find(std::string_view name) const {
@@ -469,6 +523,7 @@ const MappedTensor* CompiledMapping::find(std::string_view name) const {
 
 CompiledMapping compile_mapping(const Mapping& mapping, const MappingSides& sides,
                                 const MappingOptions& options) {
+  if (!options.base_prefix.empty()) return compile_with_base(mapping, sides, options);
   require_sorted(sides.source, "source's");
   if (sides.target) require_sorted(*sides.target, "target's");
   require_sorted(sides.base, "base's");

@@ -36,6 +36,9 @@ struct MappingOptions {
   bool reverse = false;
   /// Stands before every name in the mapping: "model." where a checkpoint has the parameters below that.
   std::string prefix;
+  /// Sources whose names begin with this are none, but the base, by what follows in their names: so that a
+  /// job that streams can hold both. MappingSides::base is then empty. Empty: there are no such.
+  std::string base_prefix;
   /// Lists targets that nothing makes in CompiledMapping::missing; without, the first one is an error.
   bool allow_missing = false;
   /// How many pieces may be handled in all; bounds what a stranger's mapping costs (about 300 bytes each).

@@ -22,6 +22,7 @@ struct Version {
   size_t made_by = kNone;    // a step; kNone: the program starts from it
   std::vector<size_t> uses;  // the steps that read it, in order
   bool is_last = false;      // nothing is written over it
+  bool kept = false;         // A -> A says that it stays, whatever else reads it
   bool is_new = false;
   size_t dropped_by = kNone;
   // How it is made again, where it can be.
@@ -81,7 +82,10 @@ class Reversal {
       for (const Variable& variable : one.left) {
         size_t& version = current(variable);
         if (version == kNone) version = add_version(variable, kNone);
-        if (is_identity(one)) continue;
+        if (is_identity(one)) {
+          versions_[version].kept = true;
+          continue;
+        }
         reads_[i].push_back(version);
         if (one.kind == ProgramStep::kDrop) {
           versions_[version].dropped_by = i;
@@ -102,9 +106,11 @@ class Reversal {
 
   // ---- What is made of what ----
 
+  /// Whether the way there leaves it, and it is here. What it has read is none of its results, even if a
+  /// tensor of that name is here.
   bool is_there(const Version& version) const {
     return !version.temporary && version.is_last && !version.is_new && version.dropped_by == kNone &&
-           there_.has(version.name);
+           (version.uses.empty() || version.kept) && there_.has(version.name);
   }
 
   bool sizes_known(size_t i) const { return facts_ || !step(i).sizes.empty() || step(i).equal_parts; }
@@ -156,12 +162,12 @@ class Reversal {
       if (step(i).kind == ProgramStep::kConcat) {
         fail_at(step(i).at,
                 "{} cannot be taken apart again: nothing says how large {} is in it; write sizes='equal' "
-                "or sizes='[...]', or give the tensors to make",
+                "or sizes='[...]'",
                 quote(step(i).right[0].name), quote(version->name));
       }
       fail_at(step(i).at,
               "the cast to {} cannot be undone, as nothing says what {} was before; write "
-              "src_dtype='...', dst_dtype='...', or give the tensors to make",
+              "src_dtype='...', dst_dtype='...'",
               name_of(step(i).operations[endless_cast(i)].to), quote(version->name));
     }
     const Position at = version->made_by != kNone ? step(version->made_by).at : step(root.uses.front()).at;

@@ -135,9 +135,11 @@ class Parser {
     const auto begin = integer(without_blanks(token.text.substr(0, colon)));
     const auto end = colon == std::string_view::npos ? std::nullopt
                                                      : integer(without_blanks(token.text.substr(colon + 1)));
-    if (!begin || !end) fail_at(token.at, "[{}] is no range; write one like [0:8]", token.text);
-    if (*end <= *begin) fail_at(token.at, "the range [{}] holds no number", token.text);
-    if (*end - *begin > kMostNames) fail_at(token.at, "the range [{}] holds too many numbers", token.text);
+    if (!begin || !end) fail_at(token.at, "[{}] is no range; write one like [0:8]", printable(token.text));
+    if (*end <= *begin) fail_at(token.at, "the range [{}:{}] holds no number", *begin, *end);
+    if (*end - *begin > kMostNames) {
+      fail_at(token.at, "the range [{}:{}] holds too many numbers", *begin, *end);
+    }
     range.begin = *begin;
     range.end = *end;
     if (peek().kind == TokenKind::kName && peek().glued) {
