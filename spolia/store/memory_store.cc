@@ -237,9 +237,9 @@ void MemoryStore::replace(const fs::path& from, const fs::path& to) {
   const fs::path source = normal(from), target = normal(to);
   const std::string what = fmt::format("{} to {}", cannot("rename", from), quote(to.native()));
   Node& source_parent = get_folder(source.parent_path(), what);
-  Node& target_parent = get_folder(target.parent_path(), what);
   const std::shared_ptr<Node> node = get(source, what);
   if (node->is_folder) throw_system_error(EISDIR, what);
+  Node& target_parent = get_folder(target.parent_path(), what);
   const auto there = target_parent.names.find(target.filename());
   if (there != target_parent.names.end() && there->second->is_folder) throw_system_error(EISDIR, what);
   if (source == target) return;

@@ -248,6 +248,7 @@ TEST_P(StoreConformance, ReplaceTakesAFilesPlaceInOneStep) {
   expect_error(ErrorKind::kNotFound, {at("no")}, [&] { store_->replace(at("no"), at("free")); });
   expect_error(ErrorKind::kIo, {at("folder")}, [&] { store_->replace(at("folder"), at("free")); });
   expect_error(ErrorKind::kIo, {at("folder")}, [&] { store_->replace(at("free"), at("folder")); });
+  expect_error(ErrorKind::kIo, {at("folder")}, [&] { store_->replace(at("folder"), at("folder/no/free")); });
   EXPECT_EQ(get(*store_, at("free")), "new");
 }
 
