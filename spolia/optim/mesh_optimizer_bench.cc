@@ -33,8 +33,8 @@ std::pair<Buffer, View> random_tensor(const Dims& shape, uint64_t seed) {
 /// The matrices of transformer layers over R replicas of S shards; where there are experts, those in place of
 /// the MLP. Reports beside the time of a step:
 ///   newton_schulz_share   of that time, on a rank in the mean
-///   work_max_to_mean      over the ranks, of their matrices' max · min²
-///   flops_max_to_mean     the same of the operations counted; the Gram form takes fewer for wide matrices
+///   work_max_to_mean      over the ranks, of their matrices' newton_schulz_work()
+///   flops_max_to_mean     the same of the operations counted
 ///   sent_MB               by a rank in the mean: within rows, and to replicas
 ///   exchanged_to_formula  what is sent within rows, to 2 W (S-1) / (R S^2) elements of those that are cut
 ///   broadcast_to_formula  what replicas receive, to (R-1)/R W/S elements

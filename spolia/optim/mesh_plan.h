@@ -14,8 +14,8 @@
 // Where there are more replicas than a host has ranks, rows are put into replica groups by host. Each group
 // has an owner of its own for each parameter, and no result crosses hosts.
 //
-// Owners are chosen by the work of Newton-Schulz, max · min² of each matrix, experts and the parts of fused
-// matrices one by one; what is elementwise counts its elements. The largest come first, each to where the
+// Owners are chosen by newton_schulz_work() of each matrix, experts and the parts of fused matrices one by
+// one; what is elementwise counts its elements. The largest come first, each to where the
 // busiest rank is least busy; loads are kept over all batches and meshes, and ties take turns.
 #pragma once
 

@@ -156,8 +156,11 @@ NewtonSchulzOptions newton_schulz_set(std::string_view name) {
 }
 
 int64_t newton_schulz_work(int64_t rows, int64_t columns) {
-  int64_t small = std::min(rows, columns), large = std::max(rows, columns);
-  return checked_mul(checked_mul(small, small), large);
+  const int64_t r = std::min(rows, columns), l = std::max(rows, columns);
+  const int64_t wide = checked_mul(checked_mul(r, r), l), square = checked_mul(checked_mul(r, r), r);
+  const int64_t standard = checked_add(checked_mul(15, wide), checked_mul(5, square));
+  const int64_t gram = checked_add(checked_mul(6, wide), checked_mul(14, square));
+  return std::min(standard, gram);
 }
 
 NewtonSchulzForm newton_schulz_form(int64_t rows, int64_t columns, const NewtonSchulzOptions& options,

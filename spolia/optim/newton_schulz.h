@@ -64,8 +64,9 @@ struct NewtonSchulzOptions {
 /// NotFoundError for other names.
 NewtonSchulzOptions newton_schulz_set(std::string_view name);
 
-/// max(rows, columns) · min(rows, columns)²: what the iteration costs, up to a factor. CorruptError on
-/// overflow.
+/// Operations, up to a factor, of five steps in the form that takes fewer (docs/decisions/0017): with r and l
+/// the shorter and the longer side, min(15 r² l + 5 r³, 6 r² l + 14 r³). It follows from the shape alone, so
+/// that ranks on unlike processors agree on it. CorruptError on overflow.
 int64_t newton_schulz_work(int64_t rows, int64_t columns);
 
 /// Which form kByShape takes for such a matrix. `bfloat16`: whether products take bfloat16.

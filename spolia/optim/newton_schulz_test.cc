@@ -350,7 +350,27 @@ TEST(NewtonSchulz, FormFollowsTheShape) {
   EXPECT_EQ(newton_schulz_form(64, 96, jordan, true), standard);
   EXPECT_EQ(newton_schulz_form(1024, 2048, polar, true), gram);
   EXPECT_EQ(newton_schulz_form(0, 2048, jordan, true), standard);
-  EXPECT_EQ(newton_schulz_work(10, 3), 90);
+}
+
+TEST(NewtonSchulz, WorkIsThatOfTheCheaperForm) {
+  EXPECT_EQ(newton_schulz_work(3, 3), 20 * 27);
+  EXPECT_EQ(newton_schulz_work(10, 3), 6 * 90 + 14 * 27);
+  EXPECT_EQ(newton_schulz_work(3, 10), newton_schulz_work(10, 3));
+  EXPECT_EQ(newton_schulz_work(0, 10), 0);
+  EXPECT_THROW(newton_schulz_work(int64_t{1} << 31, int64_t{1} << 31), CorruptError);
+  // In proportion to what is counted when it is done, above the shapes of which padding is a large part.
+  auto counted = [](int64_t rows, int64_t columns) {
+    Elements elements(DType::kFloat32, {rows, columns},
+                      random_values(static_cast<size_t>(rows * columns), 1));
+    NewtonSchulz calculator;
+    calculator.orthogonalise({}, elements.view(), elements.view());
+    return static_cast<double>(calculator.operations());
+  };
+  const double unit = counted(256, 256) / static_cast<double>(newton_schulz_work(256, 256));
+  for (auto [rows, columns] : {std::pair<int64_t, int64_t>{256, 512}, {256, 1024}, {1024, 512}, {64, 512}}) {
+    const double expected = unit * static_cast<double>(newton_schulz_work(rows, columns));
+    EXPECT_NEAR(counted(rows, columns), expected, .2 * expected) << rows << ' ' << columns;
+  }
 }
 
 TEST(NewtonSchulz, SaysWhatIsWrong) {
