@@ -149,6 +149,10 @@ void train(World& world, const Options& options) {
 
 int main(int argc, char** argv) {
   using namespace spolia;
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    fmt::print("{}", train_lm::kUsage);
+    return 0;
+  }
   train_lm::Options options;
   try {
     options = train_lm::parse(argc, argv);

@@ -24,7 +24,8 @@ void step_in(const AdamWFactors& factors, int64_t count, const AdamWTensors& t) 
   };
   auto like_mean = [&](const View& view) { return !view.data || view.dtype == t.mean.dtype; };
   if (direct(t.gradient) && direct(leading) && direct(t.mean) && direct(t.square) && direct(t.maximum) &&
-      like_mean(t.square) && like_mean(t.maximum) && (!mastered || t.parameter.dtype == DType::kBFloat16)) {
+      like_mean(t.square) && like_mean(t.maximum) &&
+      (!mastered || (leading.dtype == kComputed && t.parameter.dtype == DType::kBFloat16))) {
     return kernel[narrow(t.gradient)][narrow(leading)][narrow(t.mean)](
         count, factors, t.gradient.data, leading.data, t.mean.data, t.square.data, t.maximum.data,
         mastered ? t.parameter.data : nullptr);

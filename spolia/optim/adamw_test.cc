@@ -143,13 +143,13 @@ TEST(AdamW, EveryMixIsFloat32RoundedBitForBit) {
     const DType state = any();
     Elements g(any(), {count}, values(1)), p(any(), {count}, values(2)), m(state, {count}, values(3)),
         v(alike ? state : any(), {count}, squares(4)), x(alike ? state : any(), {count}, squares(5)),
-        master(computed, {count}, values(2));
+        master(any(), {count}, values(2));
     if (count > 2) {  // an infinite gradient, and one that is none
       const std::vector<double> odd{HUGE_VAL, NAN};
       cast(g.dtype, g.bytes.data(), DType::kFloat64, odd.data(), 2);
     }
     auto widened = [&](const Elements& from) { return Elements(computed, from.shape, from.values()); };
-    Elements wide_g = widened(g), wide_p = mastered ? master : widened(p), wide_m = widened(m),
+    Elements wide_g = widened(g), wide_p = widened(mastered ? master : p), wide_m = widened(m),
              wide_v = widened(v), wide_x = widened(x);
     auto maximum = [&](Elements& of) { return options.amsgrad ? of.view() : View{}; };
     adamw_step(options, 7,
@@ -160,8 +160,8 @@ TEST(AdamW, EveryMixIsFloat32RoundedBitForBit) {
       cast(found.dtype, wanted.data(), wide.dtype, wide.bytes.data(), numel(wide.shape));
       return wanted == found.bytes;
     };
-    RC_ASSERT(rounds_to(wide_p, p));
-    RC_ASSERT(!mastered || master.bytes == wide_p.bytes);
+    RC_ASSERT(rounds_to(wide_p, p));  // once, also beside a narrow master
+    RC_ASSERT(!mastered || rounds_to(wide_p, master));
     RC_ASSERT(rounds_to(wide_m, m));
     RC_ASSERT(rounds_to(wide_v, v));
     RC_ASSERT(rounds_to(wide_x, x));

@@ -178,7 +178,7 @@ const BFloat16Products* bfloat16_products() {
   static constexpr BFloat16Products kAll = {product, narrow_symmetric};
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512bf16")
+                 __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma")
              ? &kAll
              : nullptr;
 }

@@ -261,7 +261,8 @@ enum class Level { kPlain, kAvx2, kAvx512 };
 Level level() {
 #if defined(__x86_64__)
   static const Level found = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")
+                                     __builtin_cpu_supports("avx512dq") &&
+                                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma")
                                  ? Level::kAvx512
                              : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
                                  ? Level::kAvx2

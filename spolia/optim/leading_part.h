@@ -19,7 +19,7 @@ struct LeadingPart {
 
   bool is_all() const { return size == kAll; }
   Dims shape_of(Dims shape) const {
-    if (!is_all()) shape[0] = size;
+    if (!is_all() && !shape.empty()) shape[0] = size;
     return shape;
   }
   View of(View view) const {

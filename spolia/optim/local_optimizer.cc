@@ -65,6 +65,11 @@ void LocalOptimizer::add_groups(size_t count, std::vector<Slot> slots) {
     const OptimizerParameter& parameter = slot.parameter;
     const int64_t elements = numel(parameter.value.shape);
     const std::string what = "the parameter " + quote(parameter.name);
+    for (const View* view : {&parameter.gradient, &parameter.master})
+      if (view->data && view->shape != parameter.value.shape)
+        throw InvalidArgumentError("{} is {}, and its {} {}", what, shape_text(parameter.value.shape),
+                                   view == &parameter.master ? "master" : "gradient",
+                                   shape_text(view->shape));
     check_elements(parameter.value, elements, what);
     check_elements(parameter.gradient, elements, "the gradient of " + what, true);
     check_elements(parameter.master, elements, "the master of " + what, true);
@@ -79,7 +84,7 @@ std::vector<StateField> LocalOptimizer::fields(const Slot& slot) const {
   const OptimizerParameter& parameter = slot.parameter;
   const bool narrow = element_bytes(parameter.value.dtype) < 4;
   const DType dtype = local_.state_dtype         ? *local_.state_dtype
-                      : parameter.master.data    ? parameter.master.dtype
+                      : parameter.has_master()   ? parameter.master.dtype
                       : local_.masters && narrow ? DType::kFloat32
                                                  : parameter.value.dtype;
   std::vector<StateField> all = method_->fields(slot, dtype);
@@ -91,7 +96,7 @@ void LocalOptimizer::make_state(Slot& slot) {
   const View value = slot.value();
   for (const StateField& field : fields(slot)) {
     const bool is_master = field.name == kMasterField;
-    if (is_master && (!local_.masters || slot.parameter.master.data || element_bytes(value.dtype) >= 4))
+    if (is_master && (!local_.masters || slot.parameter.has_master() || element_bytes(value.dtype) >= 4))
       continue;
     if (!has(slot, field) || slot.find_state(field.name)) continue;
     slot.state.push_back({field, zeros(field.dtype, slot.shape_of(field))});
@@ -206,8 +211,26 @@ void LocalOptimizer::load(const SavedState& saved, const StateLoadOptions& optio
     }
   }
   set_groups(groups, true);
+  const std::vector<ParamGroup> before = param_groups(), foreign = groups_;
   set_groups(groups, false);
+  std::vector<std::vector<Slot::State>> all;
+  try {
+    all = loaded_state(saved, options, report);
+  } catch (...) {
+    set_groups(before, false);
+    groups_ = foreign;
+    throw;
+  }
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    if (!all[s].empty()) slots_[s].state = std::move(all[s]);
+    slots_[s].incoming.clear();
+  }
+}
 
+/// What this rank takes, by slot.
+std::vector<std::vector<Slot::State>> LocalOptimizer::loaded_state(const SavedState& saved,
+                                                                   const StateLoadOptions& options,
+                                                                   LoadReport& report) {
   std::vector<std::vector<Slot::State>> all;
   for (Slot& slot : slots_) {
     std::vector<Slot::State>& state = all.emplace_back();
@@ -232,10 +255,7 @@ void LocalOptimizer::load(const SavedState& saved, const StateLoadOptions& optio
             [&](const std::array<double*, 1>& p, int64_t n) { kernels<double>().scale(n, factor, p[0]); });
     }
   }
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    if (!all[s].empty()) slots_[s].state = std::move(all[s]);
-    slots_[s].incoming.clear();
-  }
+  return all;
 }
 
 /// What this rank takes of a saved tensor.

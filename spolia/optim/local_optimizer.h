@@ -67,10 +67,12 @@ class LocalOptimizer : public Optimizer {
 
   const LocalOptions local_;
   const std::unique_ptr<StepMethod> method_;
-  std::vector<Slot> slots_;  // group by group
+  std::vector<Slot> slots_;  // group by group; all slots that methods here are given are of these
   int64_t rank_ = 0;
 
  private:
+  std::vector<std::vector<Slot::State>> loaded_state(const SavedState& saved, const StateLoadOptions& options,
+                                                     LoadReport& report);
   ZeroedTensor loaded(Slot& slot, const StateField& field, const StateDict::Entry& entry) const;
 
   std::vector<ParamGroup> groups_;  // their options: those that nothing here reads

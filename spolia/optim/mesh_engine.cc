@@ -554,8 +554,7 @@ void MeshEngine::poll_until(Done done, const std::function<void()>& give_up) {
   }
 }
 
-template <class Step>
-void MeshEngine::guarded(Step step) {
+void MeshEngine::guarded(const std::function<void()>& step) {
   try {
     step();
   } catch (...) {

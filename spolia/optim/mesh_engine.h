@@ -91,6 +91,9 @@ class MeshEngine {
   /// Throws what the arithmetic throws, on the rank where it does; the groups are then broken, so that the
   /// other ranks do not wait. Values of parameters are unspecified after a failure.
   void flush_group(size_t group, MeshArithmetic& arithmetic);
+  /// Runs what this rank does for a step; where it throws, the groups are broken, so that the others do not
+  /// wait.
+  void guarded(const std::function<void()>& step);
   /// Returns when all results have landed everywhere. Throws the first failure of a broadcast, unless
   /// flush_group() has met and thrown it.
   void wait_all();
@@ -184,8 +187,6 @@ class MeshEngine {
   void poll();
   template <class Done>
   void poll_until(Done done, const std::function<void()>& give_up);
-  template <class Step>
-  void guarded(Step step);
   template <class Body>
   double timed(Body body);
   void note_in_flight();

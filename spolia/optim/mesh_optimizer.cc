@@ -39,6 +39,7 @@ MeshOptimizer::MeshOptimizer(World& world, std::unique_ptr<StepMethod> method,
     const auto found = by_name.find(slots_[s].parameter.name);
     if (found == by_name.end()) continue;  // nobody of its mesh lists it
     slot_numbers_[found->second] = s;
+    place.frozen = plan.tensors[found->second].frozen;
     if (!plan.assignments[found->second]) continue;
     place.state_layout = plan.state_layout(found->second);
     const std::optional<LeadingPart> part = plan.owned_part(found->second, rank_);
@@ -80,7 +81,7 @@ std::vector<MeshTensor> MeshOptimizer::take_over(std::vector<std::vector<MeshPar
         throw InvalidArgumentError("the parameter {} is {} on rank {}, and {} of {} is {} there",
                                    quote(parameter.name), shape_text(parameter.value.shape), rank_,
                                    slot.layout->text(), shape_text(slot.whole), shape_text(local));
-      const DType dtype = parameter.master.data ? parameter.master.dtype : parameter.value.dtype;
+      const DType dtype = parameter.has_master() ? parameter.master.dtype : parameter.value.dtype;
       shared.push_back({.name = parameter.name,
                         .dtype = dtype,
                         .update = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32,
@@ -103,10 +104,10 @@ bool MeshOptimizer::has(const Slot& slot, const StateField& field) const {
 LocalTensor MeshOptimizer::as_tensor(const Slot& slot, const StateField& field, const View& memory) const {
   const Place& place = place_of(slot);
   if (field.name == kStepField || !slot.layout) return plain_tensor(memory);
-  std::shared_ptr<const Layout> layout = copies_ ? slot.layout : place.state_layout;
+  std::shared_ptr<const Layout> layout = materialised_ ? slot.layout : place.state_layout;
   if (!field.sharded) {
     std::vector<Placement> placements(layout->mesh().ndim(), Replicate{});
-    if (!copies_ && !slot.part.is_all()) placements.back() = layout->placements().back();
+    if (!materialised_ && !slot.part.is_all()) placements.back() = layout->placements().back();
     layout = std::make_shared<const Layout>(layout->mesh(), std::move(placements));
   }
   return sharded_tensor(memory, field.whole, std::move(layout));
@@ -114,13 +115,20 @@ LocalTensor MeshOptimizer::as_tensor(const Slot& slot, const StateField& field, 
 
 void MeshOptimizer::take_step() {
   release();
-  for (Slot& slot : slots_) {
-    const Place& place = place_of(slot);
-    if (slot.parameter.frozen || !place.in_mesh || (!slot.layout && !slot.parameter.has_gradient())) continue;
-    make_state(slot);
-    method_->begin_step(slot);
-    if (!slot.layout) method_->step(slot);
-  }
+  engine_->guarded([&] {
+    for (Slot& slot : slots_) {
+      const Place& place = place_of(slot);
+      if (slot.layout && place.in_mesh && slot.parameter.frozen != place.frozen)
+        throw InvalidArgumentError(
+            "the parameter {} was {}frozen when the optimizer was made; on a mesh it stays so",
+            quote(slot.parameter.name), place.frozen ? "" : "not ");
+      if (slot.parameter.frozen || !place.in_mesh || (!slot.layout && !slot.parameter.has_gradient()))
+        continue;
+      make_state(slot);
+      method_->begin_step(slot);
+      if (!slot.layout) method_->step(slot);
+    }
+  });
   for (size_t group = 0; group < plan().groups.size(); ++group) engine_->flush_group(group, *this);
   engine_->wait_all();
 }
@@ -138,7 +146,7 @@ void MeshOptimizer::apply(size_t tensor, const View& update) { method_->apply(sl
 
 View MeshOptimizer::result(size_t tensor) {
   const OptimizerParameter& parameter = slot_of(tensor).parameter;
-  return parameter.master.data ? parameter.master : parameter.value;
+  return parameter.has_master() ? parameter.master : parameter.value;
 }
 
 View MeshOptimizer::row_moments(size_t tensor) { return slot_of(tensor).find(kMomentsField); }
@@ -150,15 +158,25 @@ void MeshOptimizer::received(size_t tensor, const LeadingPart& part) {
   cast(value.dtype, value.data, master.dtype, master.data, numel(value.shape));
 }
 
+void MeshOptimizer::release() {
+  materialised_ = false;
+  copies_.clear();
+}
+
+void MeshOptimizer::allocate_state() {
+  release();
+  LocalOptimizer::allocate_state();
+}
+
 std::vector<StateTensor> MeshOptimizer::state() {
-  if (!copies_) return LocalOptimizer::state();
+  if (!materialised_) return LocalOptimizer::state();
   std::vector<StateTensor> all;
   for (size_t s = 0; s < slots_.size(); ++s) {
     auto add = [&](const Slot::State& own) {
       all.push_back(
           {slots_[s].parameter.name, own.field.name, as_tensor(slots_[s], own.field, own.tensor.view)});
     };
-    const std::vector<Slot::State>& copies = (*copies_)[s];
+    const std::vector<Slot::State>& copies = copies_[s];
     for (const Slot::State& own : slots_[s].state)
       if (std::none_of(copies.begin(), copies.end(),
                        [&](const Slot::State& copy) { return copy.field.name == own.field.name; }))
@@ -169,7 +187,7 @@ std::vector<StateTensor> MeshOptimizer::state() {
 }
 
 void MeshOptimizer::materialise() {
-  if (copies_) return;
+  if (materialised_) return;
   // The first of the owning ranks tells what there is of each tensor: which of fields(), in which dtype.
   std::vector<int64_t> own;
   for (size_t t = 0; t < slot_numbers_.size(); ++t) {
@@ -182,7 +200,7 @@ void MeshOptimizer::materialise() {
         own.insert(own.end(), {static_cast<int64_t>(t), static_cast<int64_t>(f),
                                static_cast<int64_t>(state->tensor.view.dtype)});
   }
-  copies_.emplace(slots_.size());
+  copies_ = std::vector<std::vector<Slot::State>>(slots_.size());
   for (const std::vector<int64_t>& told : all_gather_lists(*world_.all(), own))
     for (size_t i = 0; i < told.size(); i += 3) {
       const auto t = static_cast<size_t>(told[i]);
@@ -196,11 +214,12 @@ void MeshOptimizer::materialise() {
         if (const View part = slot.part.of(copy.view); owner && part.bytes() > 0)
           std::memcpy(part.data, view.data, static_cast<size_t>(part.bytes()));
         view = copy.view;
-        (*copies_)[*slot_numbers_[t]].push_back({std::move(field), std::move(copy)});
+        copies_[*slot_numbers_[t]].push_back({std::move(field), std::move(copy)});
       }
       engine_->send_to_replicas(t, view);
     }
   engine_->wait_all();
+  materialised_ = true;
 }
 
 void MeshOptimizer::require_equal_replicas() {

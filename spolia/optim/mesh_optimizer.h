@@ -53,6 +53,8 @@ class MeshOptimizer : public LocalOptimizer, private MeshArithmetic {
   /// on the owning rows; row_moments whole on each rank of a row, where they travel (mesh_plan.h); "step" on
   /// every rank.
   std::vector<StateTensor> state() override;
+  /// Takes away what was materialised.
+  void allocate_state() override;
   void collect_wanted(const SavedState& saved, StateDict& wanted,
                       std::vector<std::string>& unexpected) override;
 
@@ -60,7 +62,7 @@ class MeshOptimizer : public LocalOptimizer, private MeshArithmetic {
   /// state() then has it with the parameters' own layouts. The next step, or release(), takes it away again.
   /// Collective over the world.
   void materialise();
-  void release() { copies_.reset(); }
+  void release();
 
   /// MismatchError on every rank where replicas of a parameter do not have the same bits, naming it.
   /// Collective over the world.
@@ -80,6 +82,7 @@ class MeshOptimizer : public LocalOptimizer, private MeshArithmetic {
   /// A slot's place on the mesh.
   struct Place {
     bool in_mesh = true;
+    bool frozen = false;                         // for those who share it; else the parameter says
     bool owner = true;                           // has state
     std::shared_ptr<const Layout> state_layout;  // null where frozen or alone
   };
@@ -100,7 +103,8 @@ class MeshOptimizer : public LocalOptimizer, private MeshArithmetic {
   World& world_;
   std::vector<Place> places_;                        // by slot
   std::vector<std::optional<size_t>> slot_numbers_;  // by tensor of the plan; nothing: not listed here
-  std::optional<std::vector<std::vector<Slot::State>>> copies_;  // by slot, while materialised
+  std::vector<std::vector<Slot::State>> copies_;     // by slot, of what others own
+  bool materialised_ = false;                        // the copies are complete
   std::unique_ptr<MeshEngine> engine_;
 };
 

@@ -438,6 +438,38 @@ TEST(MeshOptimizer, MastersOfTheCallerReachTheReplicas) {
     });
 }
 
+TEST(MeshOptimizer, MastersOfTheCallerMayBeEmpty) {
+  launch(2, [&](World& world) {  // rank 1 has nothing of it
+    const Dims local{world.rank() == 0 ? 1 : 0, 4};
+    const auto count = static_cast<size_t>(numel(local));
+    Elements value(DType::kBFloat16, local, random_values(count)),
+        master(DType::kFloat32, local, random_values(count)),
+        gradient(DType::kFloat32, local, random_values(count, 5));
+    const auto layout = std::make_shared<const Layout>(parse_layout("[shard(0)] over 2"));
+    MeshAdamW optimizer(
+        world, {{{{{"w", value.view(), gradient.view(), master.view(), false, {}}, {1, 4}, layout}}, {}}});
+    optimizer.step();
+    EXPECT_EQ(Elements(DType::kBFloat16, local, master.values()).bytes, value.bytes);
+  });
+}
+
+TEST(MeshOptimizer, FreezingLaterIsRefused) {
+  for (bool first : {false, true}) {
+    MeshCase test;
+    test.add("t", {6, 4}, "[replicate, shard(0)] over 2x2").frozen = first;
+    test.add("u", {6, 4}, "[replicate, shard(0)] over 2x2");
+    EXPECT_THROW(launch(4,
+                        [&](World& world) {
+                          MeshCase::Rank rank = test.make(world);
+                          test.step(rank, world, 1);
+                          for (OptimizerParameter* parameter : rank.optimizer->parameters())
+                            if (parameter->name == "t") parameter->frozen = !first;
+                          test.step(rank, world, 2);
+                        }),
+                 InvalidArgumentError);
+  }
+}
+
 TEST(MeshOptimizer, TheHookSeesEachMatrixOnce) {
   MeshCase test;
   test.add("a", {8, 6}, "[replicate, shard(0)] over 2x2");

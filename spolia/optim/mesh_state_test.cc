@@ -184,6 +184,9 @@ TEST(MeshState, OwnersHoldEachPieceOnceAndReplicasOnlyWhenMaterialised) {
       save(*world.all(), checkpoint_of(test, rank, StateForm::kFlattened), *store, "all" + folder);
       rank.muon->release();
       EXPECT_LE(elements(), replicated);
+      rank.adamw->materialise();
+      rank.adamw->allocate_state();  // has it as the owners have it
+      EXPECT_EQ(elements(), moments);
       test.step(rank, world, 2);  // releases the rest
       EXPECT_EQ(elements(), moments);
     });

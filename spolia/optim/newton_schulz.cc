@@ -219,6 +219,7 @@ void NewtonSchulz::orthogonalise(const NewtonSchulzOptions& options, const Const
 
 /// A symmetric matrix. `narrow`, where there are products that take bfloat16: what lies beside its diagonal,
 /// rounded, and zeros on it. The diagonal is where these matrices are large, and stays as exact as it is.
+/// TakenAs says which of the two are whole: taken as bfloat16 alone, `values` has its lower triangle only.
 template <class Real>
 struct NewtonSchulz::Square {
   Real* values = nullptr;
@@ -370,7 +371,7 @@ void NewtonSchulz::run(const NewtonSchulzOptions& options, DType wide, bool narr
   };
   double scale = 1, norm = load(scale);
   if (narrow && norm > 0 && !(norm > 0x1p-40 && norm < 0x1p40)) {  // its squares leave float32's range
-    scale = norm < 1 ? 0x1p100 : 0x1p-100;
+    scale = std::isinf(norm) ? 0x1p-100 : std::exp2(-std::ilogb(norm));
     norm = load(scale) / scale;
   }
   norm *= options.norm_factor;

@@ -297,6 +297,22 @@ TEST(NewtonSchulz, NoNanFromZeroTinyHugeOrRankOne) {
   EXPECT_LT(distance(found, wanted), 1e-5);
 }
 
+TEST(NewtonSchulz, BFloat16ProductsStandEveryNorm) {
+  const std::vector<double> values = random_values(64 * 128, 5);
+  for (NewtonSchulzForm form : kForms)
+    for (int exponent = -120; exponent <= 124; ++exponent) {
+      ReferenceMatrix matrix(64, 128, values);
+      for (double& value : matrix.values) value = std::ldexp(value, exponent - 6);
+      NewtonSchulzOptions options = in_form({}, form);
+      options.epsilon = 0;
+      options.precision = NewtonSchulzPrecision::kFloat32;
+      const std::vector<double> wanted = orthogonalised(options, DType::kFloat32, matrix);
+      options.precision = NewtonSchulzPrecision::kBFloat16Products;
+      EXPECT_LT(distance(orthogonalised(options, DType::kFloat32, matrix), wanted), 2e-2)
+          << "2^" << exponent << ", form " << static_cast<int>(form);
+    }
+}
+
 TEST(NewtonSchulz, RankDeficientWideMatricesStayBounded) {
   // Half of R's eigenvalues are zero up to rounding: what the restarts of the Gram form are for.
   ReferenceMatrix left(60, 30, random_values(1800, 2)), right(30, 500, random_values(15000, 3));

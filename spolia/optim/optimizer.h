@@ -29,11 +29,15 @@ struct OptimizerParameter {
   bool frozen = false;  // never stepped, and has no state
   MatrixRule matrix;    // for Muon: how it is one matrix or several
 
-  /// Empty ones need no memory.
-  bool has_gradient() const {
-    return gradient.data || (!gradient.shape.empty() && numel(gradient.shape) == 0);
-  }
+  // Empty ones need no memory.
+  bool has_gradient() const { return is_there(gradient); }
+  bool has_master() const { return is_there(master); }
   bool takes_part() const { return !frozen && has_gradient(); }
+
+ private:
+  static bool is_there(const View& view) {
+    return view.data || (!view.shape.empty() && numel(view.shape) == 0);
+  }
 };
 
 /// A group's parameters and options as PyTorch's param_groups have them, keys in PyTorch's order.

@@ -420,8 +420,18 @@ TEST(Optimizer, WrongShapesAreRefusedAndChangeNothing) {
   StateDict dict;
   dict.add("state.norm.exp_avg", plain_tensor(wrong.view()));
   dict.add("state.embed.weight.step", Value(int64_t{9}));
+  dict.add("param_groups.norm.lr", Value(.75));
+  dict.add("param_groups.norm.odd", Value(int64_t{3}));
+  const std::vector<ParamGroup> before = optimizer->param_groups();
   EXPECT_THROW(optimizer->load_state_dict(dict), MismatchError);
   EXPECT_EQ(optimizer->steps(), std::vector<int64_t>{1});
+  const std::vector<ParamGroup> after = optimizer->param_groups();
+  ASSERT_EQ(after.size(), before.size());
+  for (size_t g = 0; g < after.size(); ++g) EXPECT_EQ(after[g].options, before[g].options);
+
+  Elements value(DType::kFloat32, {4, 2}), flat(DType::kFloat32, {8});
+  EXPECT_THROW(AdamW({{{{"w", value.view(), flat.view(), {}, false, {}}}, {}}}), InvalidArgumentError);
+  EXPECT_THROW(AdamW({{{{"w", value.view(), {}, flat.view(), false, {}}}, {}}}), InvalidArgumentError);
 }
 
 TEST(Optimizer, TheHookSeesTheUpdateBeforeItIsApplied) {

@@ -146,7 +146,8 @@ SPOLIA_LEVEL(Avx512, Lanes16, __attribute__((target("avx512f,avx512vl,avx512dq,a
 
 const SmallProducts* small_products() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"))
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("fma"))
     return &Avx512::kAll;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &Avx2::kAll : nullptr;
 }
