@@ -1,6 +1,7 @@
 #include "spolia/assemble/assembler.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <map>
 #include <set>
@@ -37,20 +38,48 @@ std::string options_text(const AssemblerOptions& options) {
                      options.round_bytes, options.mapping == nullptr ? "no" : "a");
 }
 
+void pack(Packer& out, const Box& box) {
+  out.numbers(box.offsets);
+  out.numbers(box.sizes);
+}
+
+void pack(Packer& out, const Region& region) {
+  pack(out, region.source);
+  pack(out, region.target);
+  out.numbers(region.permute);
+}
+
+uint64_t hash_of(const StreamOutput& output) {
+  Packer out;
+  out.text(output.name);
+  out.text(name_of(output.dtype));
+  out.numbers(output.shape);
+  for (const SourceRegion& part : output.regions) {
+    out.number(static_cast<int64_t>(part.source));
+    pack(out, part.region);
+  }
+  out.number(output.fill.has_value());
+  out.number(std::bit_cast<int64_t>(output.fill.value_or(0)));
+  out.number(output.wanted_by != nullptr);
+  if (output.wanted_by != nullptr) {
+    for (size_t seat : *output.wanted_by) out.number(static_cast<int64_t>(seat));
+  }
+  return xxh3_64(bytes_of(out.take()));
+}
+
+/// What is planned, and what is made: plans of two mappings may be the same.
 std::string fingerprint(const StreamPlan& plan, std::span<const StreamOutput> outputs) {
   Packer out;
+  for (const StreamOutput& output : outputs) out.number(static_cast<int64_t>(hash_of(output)));
   for (const Unit& unit : plan.units) {
-    out.text(outputs[unit.output].name);
-    out.text(name_of(outputs[unit.output].dtype));
-    out.numbers(outputs[unit.output].shape);
-    out.numbers(unit.box.offsets);
+    out.number(static_cast<int64_t>(unit.output));
+    pack(out, unit.box);
   }
   for (const Move& move : plan.moves) {
     out.number(static_cast<int64_t>(move.unit));
     out.number(static_cast<int64_t>(move.source));
     out.number(static_cast<int64_t>(move.held));
-    out.numbers(move.region.source.offsets);
-    out.numbers(move.region.target.offsets);
+    pack(out, move.region);
     for (uint32_t root : move.roots) out.number(root);
   }
   return fmt::format("{:016x}", xxh3_64(bytes_of(out.take())));
@@ -174,21 +203,32 @@ class Assembler::Stream {
   void find_own_pieces(const StateDict& state) {
     own_.resize(sources_.size());
     for (size_t s = 0; s < sources_.size(); ++s) {
-      const StateDict::Entry* entry = state.find(sources_[s].name);
-      if (entry == nullptr) continue;
-      const LocalTensor& tensor = *entry->tensor();
-      if (is_sub_byte(tensor.memory.dtype)) {
-        if (!tensor.memory.is_dense()) {
-          throw UnsupportedError("tensor {}: elements of {} have to lie densely", quote(sources_[s].name),
-                                 name_of(tensor.memory.dtype));
-        }
-        const Dims bytes = {tensor.memory.bytes()};
-        own_[s][{0}] = dense_view(tensor.memory.data, DType::kUInt8, bytes, tensor.memory.device);
-      } else {
-        for (LocalTensor::Piece& piece : tensor.pieces(groups_.grid().rank_of(me()))) {
-          const Dims& offsets = piece.global.offsets;
-          own_[s][{offsets.begin(), offsets.end()}] = std::move(piece.view);
-        }
+      find_pieces_of(state, s);
+      for (size_t held = 0; held < sources_[s].boxes.size(); ++held) {
+        const Box& box = sources_[s].boxes[held].box;
+        if (!holds(groups_.grid(), sources_[s], held, me()) || own_[s].contains(key_of(box))) continue;
+        throw InvalidArgumentError("tensor {}: its memory has not the box {}", quote(sources_[s].name),
+                                   box_text(box));
+      }
+    }
+  }
+
+  static std::vector<int64_t> key_of(const Box& box) { return {box.offsets.begin(), box.offsets.end()}; }
+
+  void find_pieces_of(const StateDict& state, size_t s) {
+    const StateDict::Entry* entry = state.find(sources_[s].name);
+    if (entry == nullptr) return;
+    const LocalTensor& tensor = *entry->tensor();
+    if (is_sub_byte(tensor.memory.dtype)) {
+      if (!tensor.memory.is_dense()) {
+        throw UnsupportedError("tensor {}: elements of {} have to lie densely", quote(sources_[s].name),
+                               name_of(tensor.memory.dtype));
+      }
+      const Dims bytes = {tensor.memory.bytes()};
+      own_[s][{0}] = dense_view(tensor.memory.data, DType::kUInt8, bytes, tensor.memory.device);
+    } else {
+      for (LocalTensor::Piece& piece : tensor.pieces(groups_.grid().rank_of(me()))) {
+        own_[s][key_of(piece.global)] = std::move(piece.view);
       }
     }
   }
@@ -283,10 +323,7 @@ class Assembler::Stream {
 
   View own_view(const Move& move) const {
     const Box& held = sources_[move.source].boxes[move.held].box;
-    const auto at = own_[move.source].find({held.offsets.begin(), held.offsets.end()});
-    if (at != own_[move.source].end()) return view_of_box(at->second, held, move.region.source);
-    throw InvalidArgumentError("tensor {}: its memory has not the box {}", quote(sources_[move.source].name),
-                               box_text(held));
+    return view_of_box(own_[move.source].at(key_of(held)), held, move.region.source);
   }
 
   bool have(const Move& move) const { return holds(groups_.grid(), sources_[move.source], move.held, me()); }
@@ -483,7 +520,8 @@ class Assembler::Stream {
     const StreamOutput& output = outputs_[unit.output];
     StreamItem item{output.name, output.dtype, output.shape, unit.box, {}, true, last_piece_[u]};
     item.whole = unit.box == whole(addressable_shape(output.dtype, output.shape));
-    item.memory = dense_view(static_cast<const std::byte*>(units_[u].data()), output.dtype,
+    const DType dtype = item.whole ? output.dtype : moved_dtype(output.dtype);
+    item.memory = dense_view(static_cast<const std::byte*>(units_[u].data()), dtype,
                              item.whole ? std::span<const int64_t>(output.shape) : unit.box.sizes, device_);
     ++report_.items;
     report_.bytes += unit.bytes;
@@ -523,10 +561,7 @@ class Assembler::Stream {
   void give_up(const std::exception_ptr& why) {
     if (end_ != StreamEnd::kNot) return;  // all know
     end_ = StreamEnd::kEnded;
-    const std::string reason =
-        fmt::format("streaming failed on rank {}: {}", groups_.grid().rank_of(me()), text_of(why));
-    groups_.row().backend().break_group(reason);
-    if (groups_.column() != nullptr) groups_.column()->backend().break_group(reason);
+    groups_.break_both(why);
     traffic_->give_up();
   }
 

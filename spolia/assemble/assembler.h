@@ -49,9 +49,11 @@ struct AssemblerOptions {
 struct StreamItem {
   std::string_view name;
   DType dtype = DType::kFloat32;
-  Dims shape;        // of the output
-  Box box;           // of its addressable shape (catalog.h): which elements these are
-  ConstView memory;  // dense, of the box's sizes; of a whole output, of its shape. Ready to be read
+  Dims shape;  // of the output
+  Box box;     // of its addressable shape (catalog.h): which elements these are
+  /// Dense, and ready to be read. Of a whole output it has the shape; of a piece the box's sizes, which count
+  /// bytes where elements are finer: its dtype is uint8 then.
+  ConstView memory;
   bool whole = true;
   bool last = true;  // of the output's pieces
 };
@@ -90,8 +92,9 @@ class Assembler {
 
   /// The next item; nothing at the end, of which end() says how it came. The item is the caller's until the
   /// next call. Collective at the boundaries of rounds: ranks wait there for slower consumers, at most as
-  /// long as the group's time-out. Throws where a consumer has failed, on every rank, naming it; so where a
-  /// rank has failed by itself, out of memory say. A rank that can take part no more breaks the groups.
+  /// long as the group's time-out; between boundaries where 32 MiB or 64 operations are on their way. Throws
+  /// where a consumer has failed, on every rank, naming it; so where a rank has failed by itself, out of
+  /// memory say. A rank that can take part no more breaks the groups.
   std::optional<StreamItem> next();
   /// The memory of the item that next() has handed out last, to keep: the item's elements, where they are,
   /// and maybe more bytes behind them. Nothing is copied. Once for each item.

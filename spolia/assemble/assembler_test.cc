@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -620,6 +621,76 @@ TEST(Assembler, ARankThatDiesHoldsNobodyUp) {
   EXPECT_GT(deaths, 20);
 }
 
+/// Pulls to the end on all ranks, which keep their errors to themselves: only broken groups tell the others.
+/// What fails is on rank 1. Nobody waits for the time-out. `arm` is called on each rank once all have their
+/// groups. Returns how many ranks failed.
+int fail_in_silence(const Stage& stage, const Formation& formation, const Decorator& decorate,
+                    const std::function<void(World&)>& arm) {
+  constexpr int kRanks = 4;
+  std::vector<WantedTensor> tensors;
+  for (int t = 0; t < 4; ++t) {
+    tensors.push_back(
+        {fmt::format("t{}", t), DType::kFloat32, {400}, layout_of("[shard(0)] over 4"), {}, {}});
+  }
+  std::latch over(kRanks);  // a rank that leaves breaks its groups
+  std::atomic<int> failed{0};
+  const auto body = [&](World& world) {
+    RankState state(tensors, world.rank());
+    state.fill();
+    const Ensemble ensemble(world, formation);
+    AssemblerOptions options;
+    options.round_bytes = 1600;
+    arm(world);
+    try {
+      const auto assembler = ensemble.assembler(state.dict(), options);
+      while (assembler->next()) {
+      }
+      EXPECT_EQ(assembler->end(), StreamEnd::kDone);
+    } catch (const Error& error) {
+      ++failed;
+      const std::string told = error.what();
+      EXPECT_NE(error.kind(), ErrorKind::kTimeout) << told;
+      EXPECT_TRUE(world.rank() == 1 || told.find("rank 1") != std::string::npos) << told;
+    }
+    over.arrive_and_wait();
+  };
+  stage.launch(kRanks, body, {.timeout = std::chrono::minutes(1), .decorate = decorate});
+  return failed;
+}
+
+TEST(Assembler, AGroupThatFailsOnOneRankHoldsNobodyUp) {
+  const Formation grid{false, {{0, 3}, {2, 1}}};
+  const auto of_size = [](size_t size) {
+    return [size](const GroupBackend& backend) { return backend.ranks().size() == size; };
+  };
+  for (const auto& [formation, size] : {std::pair{Formation{}, size_t{4}}, std::pair{grid, size_t{2}}}) {
+    int64_t operations = 0;
+    for (bool fails = true; fails; operations += fails) {
+      fails = fail_in_silence({}, formation, where(of_size(size), on_rank(1, dying(operations))),
+                              [](World&) {}) > 0;
+    }
+    EXPECT_GT(operations, 20);
+  }
+}
+
+TEST(Assembler, MemoryThatAGroupHasNotHoldsNobodyUp) {
+  // Also the few bytes by which ranks tell each other how they are.
+  const Formation formations[] = {{}, {false, {{0, 3}, {2, 1}}}};
+  for (const Formation& formation : formations) {
+    int failures = 0;
+    for (int nth = 1, failed = 1; failed > 0; ++nth) {
+      failed = fail_in_silence({.nccl = true}, formation, {}, [&](World& world) {
+        world.all()->barrier().wait();
+        if (world.rank() == 0) FaultyCuda::fail_allocation(1, nth, 1);
+        world.all()->barrier().wait();
+      });
+      FaultyCuda::reset();
+      failures += failed > 0;
+    }
+    EXPECT_GT(failures, 10);
+  }
+}
+
 TEST(Assembler, WhatIsTakenIsHandedOverAndNoMoreCounted) {
   std::vector<WantedTensor> tensors;
   for (int t = 0; t < 12; ++t)
@@ -765,14 +836,33 @@ TEST(Assembler, RefusesWhatCannotBeWanted) {
   }
   expect_refused(3, two_tensors(), ErrorKind::kMismatch, {"rank 0", "rank 2"},
                  on_one([](AssemblerOptions& o) { o.memory += 1; }));
+  expect_refused(3, two_tensors(), ErrorKind::kMismatch, {"rank 0", "rank 2"}, [](int64_t rank) {
+    return with([rank](AssemblerOptions& o) {
+      o.assign = [rank](const StreamGrid&, std::span<StreamOutput> outputs) {
+        outputs[1].wanted_by = std::make_shared<const std::vector<size_t>>(1, rank == 2 ? 1 : 0);
+      };
+    });
+  });
 }
 
 TEST(Assembler, RefusesMappingsThatDifferOrNameWhatIsNotThere) {
-  const Mapping one = parse_mapping("a -> x"), other = parse_mapping("a -> y"),
-                wrong = parse_mapping("aa -> x");
-  expect_refused(3, two_tensors(), ErrorKind::kMismatch, {"mapping"}, [&](int64_t rank) {
-    return with([&](AssemblerOptions& o) { o.mapping = rank == 1 ? &other : &one; });
-  });
+  const std::vector<WantedTensor> square = {
+      {"a", DType::kFloat32, {12, 12}, nullptr, {}, {0}},
+      {"b", DType::kFloat32, {12, 12}, layout_of("[shard(0)] over 3"), {}, {}}};
+  constexpr const char* kFilled = "_ -> x, shape='[5]', dtype='float32', fill=";
+  const std::pair<std::string, std::string> different[] = {
+      {"a -> x", "a -> y"},
+      {"a -> x", "b -> x"},
+      {"a -> x", "a -> x, permute='[1, 0]'"},
+      {"a -> x, y, axis=0\nx, y -> z, axis=0", "a -> x, y, axis=0\ny, x -> z, axis=0"},
+      {kFilled + std::string("3"), kFilled + std::string("4")}};
+  for (const auto& [some, others] : different) {
+    const Mapping one = parse_mapping(some), other = parse_mapping(others);
+    expect_refused(3, square, ErrorKind::kMismatch, {"mapping"}, [&](int64_t rank) {
+      return with([&](AssemblerOptions& o) { o.mapping = rank == 1 ? &other : &one; });
+    });
+  }
+  const Mapping wrong = parse_mapping("aa -> x");
   expect_refused(3, two_tensors(), ErrorKind::kInvalidArgument, {"line 1", "aa"},
                  [&](int64_t) { return with([&](AssemblerOptions& o) { o.mapping = &wrong; }); });
 }
@@ -805,6 +895,7 @@ TEST(Assembler, SubByteTensorsAreStreamedWhole) {
     const auto item = assembler.next();
     ASSERT_TRUE(item.has_value());
     EXPECT_EQ(item->shape, Dims({3, 8}));
+    EXPECT_EQ(item->memory.dtype, DType::kFloat4E2M1FN);
     const std::string bytes(reinterpret_cast<const char*>(item->memory.data), 12);
     EXPECT_EQ(bytes, std::string(12, '\x5B'));
     EXPECT_FALSE(assembler.next().has_value());

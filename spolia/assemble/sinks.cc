@@ -18,10 +18,10 @@ namespace {
 /// Where a piece begins, in bytes of the whole output.
 int64_t byte_offset(const StreamItem& item) {
   if (item.whole) return 0;
-  const Dims strides = row_major_strides(item.shape);
+  const Dims strides = row_major_strides(addressable_shape(item.dtype, item.shape));
   int64_t first = 0;
   for (size_t d = 0; d < strides.size(); ++d) first += item.box.offsets[d] * strides[d];
-  return first * element_bytes(item.dtype);
+  return first * element_bytes(item.memory.dtype);
 }
 
 std::span<const std::byte> bytes_of_item(const StreamItem& item) {

@@ -102,6 +102,31 @@ TEST(Sinks, AFolderThatIsThereIsAnErrorOnAllRanksAndKept) {
   EXPECT_EQ(store->list("/").size(), 1);
 }
 
+TEST(Sinks, PiecesOfElementsFinerThanAByteCountBytes) {
+  for (const DType dtype : {DType::kFloat4E2M1FN, DType::kFloat6E2M3FN}) {
+    const WantedTensor tensor{"fine", dtype, {1024, 1024}, nullptr, {}, {1}};
+    std::vector<std::byte> expected(static_cast<size_t>(byte_size(dtype, tensor.shape)));
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] = std::byte(i * 7 + i / 253);
+    const auto store = std::make_shared<MemoryStore>();
+    launch(3, [&](World& world) {
+      RankState state({tensor}, world.rank());
+      if (world.rank() == 1) std::ranges::copy(expected, state.dict().find("fine")->tensor()->memory.data);
+      AssemblerOptions options;
+      options.memory = 3 * kLeastStaging;
+      options.pieces = true;
+      Assembler assembler(*world.all(), state.dict(), options);
+      EXPECT_GT(assembler.plan().units.size(), 4);
+      EXPECT_TRUE(std::ranges::equal(stream_to_memory(assembler).at("fine").memory.bytes(), expected));
+      stream_to_safetensors({world.all().get(), nullptr}, state.dict(), options, *store, "/out",
+                            {.durable = false});
+    });
+    const auto source = open_source(store, "/out");
+    Sha256 hash;
+    hash.update(expected);
+    EXPECT_EQ(digest_tensors(*source, {})[0], hash.finish_hex());
+  }
+}
+
 TEST(Sinks, MemoryHoldsEverythingAlsoWhatComesInPieces) {
   const std::vector<WantedTensor> tensors = some_tensors(3);
   launch(3, [&](World& world) {

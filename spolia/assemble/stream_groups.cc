@@ -21,6 +21,24 @@ int64_t own_rank(const Group& group) { return group.ranks()[static_cast<size_t>(
 
 std::vector<int64_t> ranks_of(const Group& group) { return {group.ranks().begin(), group.ranks().end()}; }
 
+void break_groups(Group& row, Group* column, const std::exception_ptr& why) {
+  const std::string reason = fmt::format("streaming failed on rank {}: {}", own_rank(row), text_of(why));
+  for (Group* group : {&row, column}) {
+    if (group != nullptr && group->backend().broken().empty()) group->backend().break_group(reason);
+  }
+}
+
+/// What the groups do together. Where it fails on this rank they break.
+template <class Exchange>
+auto exchanged(Group& row, Group* column, const Exchange& exchange) {
+  try {
+    return exchange();
+  } catch (...) {
+    break_groups(row, column, std::current_exception());
+    throw;
+  }
+}
+
 /// What each rank of a row or column has, down the columns first.
 std::map<int64_t, std::string> gather_by_rank(Group& row, Group* column, std::string_view text) {
   std::string of_column;
@@ -107,13 +125,16 @@ StreamGroups::StreamGroups(Group* row, Group* column) : row_(row), column_(colum
   Packer ties;
   ties.numbers(row->ranks());
   ties.numbers(column->ranks());
-  grid_ = grid_of(gather_by_rank(*row, column, ties.take()));
+  grid_ = grid_of(exchanged(*row, column, [&] { return gather_by_rank(*row, column, ties.take()); }));
   seat_ = *grid_.seat_of(own_rank(*row));
   if (column->size() == 1) column_ = nullptr;
 }
 
+void StreamGroups::break_both(const std::exception_ptr& why) const { break_groups(*row_, column_, why); }
+
 std::vector<std::string> StreamGroups::gather(std::string_view text) const {
-  std::map<int64_t, std::string> by_rank = gather_by_rank(*row_, column_, text);
+  std::map<int64_t, std::string> by_rank =
+      exchanged(*row_, column_, [&] { return gather_by_rank(*row_, column_, text); });
   std::vector<std::string> by_seat;
   for (size_t seat = 0; seat < grid_.seats(); ++seat)
     by_seat.push_back(std::move(by_rank[grid_.rank_of(seat)]));
@@ -121,11 +142,13 @@ std::vector<std::string> StreamGroups::gather(std::string_view text) const {
 }
 
 int64_t StreamGroups::all_or(int64_t number) const {
-  for (Group* group : {column_, row_}) {
-    if (group == nullptr || group->size() == 1) continue;
-    for (int64_t other : all_gather_number(*group, number)) number |= other;
-  }
-  return number;
+  return exchanged(*row_, column_, [&] {
+    for (Group* group : {column_, row_}) {
+      if (group == nullptr || group->size() == 1) continue;
+      for (int64_t other : all_gather_number(*group, number)) number |= other;
+    }
+    return number;
+  });
 }
 
 StreamGroups::Verdict StreamGroups::settle(std::string_view step, bool ended,

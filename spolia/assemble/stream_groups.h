@@ -15,6 +15,10 @@
 namespace spolia {
 
 /// One rank's two groups. Used by one thread; the groups outlive it.
+///
+/// Where an exchange fails on this rank it breaks both: the others cannot know, and would wait. So the
+/// failure of a row goes on to its columns, and from there to all. Errors that all have agreed on break
+/// nothing.
 class StreamGroups {
  public:
   /// All ranks of the group, in a row.
@@ -31,6 +35,9 @@ class StreamGroups {
   Group* column() const { return column_; }
   /// Whose memory they move.
   Device device() const { return row_->device(); }
+
+  /// Breaks what is not broken yet, on all ranks that can be reached, for what has gone wrong on this one.
+  void break_both(const std::exception_ptr& why) const;
 
   /// A text from each, by seat. Collective.
   std::vector<std::string> gather(std::string_view text) const;

@@ -138,9 +138,8 @@ struct Stage {
     bool takes_runs() const override { return false; }
   };
 
-  void launch(int ranks, const std::function<void(World&)>& body) const {
+  void launch(int ranks, const std::function<void(World&)>& body, LaunchOptions options = {}) const {
     FaultyCuda::use();
-    LaunchOptions options;
     if (packs) {
       options.decorate = [](std::shared_ptr<GroupBackend> backend) {
         return std::make_shared<PackingBackend>(std::move(backend));

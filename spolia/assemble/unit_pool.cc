@@ -15,12 +15,15 @@ std::vector<Buffer> UnitPool::take(std::span<const int64_t> sizes, int64_t later
   const int64_t needed = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   int64_t spare = limit_ - needed - std::max(in_use_, later);
   std::vector<Buffer> blocks(sizes.size());
-  int64_t taken = 0;
+  int64_t taken = 0, fresh = 0;
   std::vector<size_t> missing;
   for (size_t i : largest_first) {
     const auto block = free_.lower_bound(sizes[i]);
-    if (block == free_.end() || block->first - sizes[i] > spare) {
+    const bool there_is_room = in_use_ + taken + fresh + free_bytes_ + sizes[i] <= limit_;
+    if (block == free_.end() || block->first - sizes[i] > spare ||
+        (block->first / 2 > sizes[i] && there_is_room)) {
       missing.push_back(i);
+      fresh += sizes[i];
       continue;
     }
     spare -= block->first - sizes[i];
@@ -29,8 +32,6 @@ std::vector<Buffer> UnitPool::take(std::span<const int64_t> sizes, int64_t later
     blocks[i] = std::move(block->second);
     free_.erase(block);
   }
-  int64_t fresh = 0;
-  for (size_t i : missing) fresh += sizes[i];
   while (!free_.empty() && in_use_ + taken + fresh + free_bytes_ > limit_) {
     free_bytes_ -= free_.begin()->first;
     free_.erase(free_.begin());

@@ -11,7 +11,8 @@
 namespace spolia {
 
 /// A block that is fresh costs more than to fill it, so blocks are used again, also by units that are
-/// smaller. Used by one thread.
+/// smaller; by those of less than half their size only where there is no room for a fresh one, for whoever
+/// keeps a unit's block keeps all of it. Used by one thread.
 class UnitPool {
  public:
   UnitPool() = default;

@@ -24,6 +24,16 @@ TEST(UnitPool, BlocksAreUsedAgainByWhatFits) {
   EXPECT_EQ(pool.peak(), 1100);
 }
 
+TEST(UnitPool, ABlockIsFarTooLargeOnlyWhereThereIsNoRoomForAnother) {
+  const int64_t large[] = {1000}, small[] = {400};
+  for (const int64_t limit : {1400, 1399}) {
+    UnitPool pool(limit, {});
+    pool.give_back(std::move(pool.take(large, 0)[0]));
+    EXPECT_EQ(pool.take(small, 0)[0].size(), limit == 1400 ? 400 : 1000);
+    EXPECT_LE(pool.peak(), limit);
+  }
+}
+
 TEST(UnitPool, ABlockIsNotUsedWhereItsRestWillBeWanted) {
   UnitPool pool(1000, {});
   const int64_t large[] = {800}, small[] = {300};

@@ -27,7 +27,8 @@ struct Move {
 
 /// The moves of an operation, from what each place asks for; of one between two: the sender, the receiver.
 /// `runs`: where its bytes lie at a place, if they lie in runs (GroupBackend::start_in_runs()). None of the
-/// moves is empty, and what would be copied onto itself is left out. Precondition: the places agree.
+/// moves is empty, and a single row that would be copied onto itself is left out. Precondition: the places
+/// agree.
 std::vector<Move> moves_of(std::span<const Collective> asked, std::span<const Runs> runs = {});
 
 /// The moves of an operation, laid end to end and cut into pieces of equal bytes, which any number of threads
